@@ -1,0 +1,127 @@
+"""The eight strategies, the three accumulation modes, and which can be combined, by what call.
+
+Pure: imports no torch, so that checks, estimates and the command line stay quick.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toolkit.errors import UsageError
+
+Strategy = Literal["single", "ddp", "fsdp2", "fsdp2_no_reshard", "hsdp", "zero1", "zero2", "zero3"]
+Accumulation = Literal["replicated", "sharded", "deferred"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+# fp16 autocast and its loss scaling need kernels that PyTorch has for CUDA only; on Apple's mps
+# nothing but fp32 is tried by this project.
+DEVICE_PRECISIONS: dict[str, tuple[Precision, ...]] = {
+    "cuda": PRECISIONS,
+    "cpu": ("fp32", "bf16"),
+    "mps": ("fp32",),
+}
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a strategy can accumulate in a mode: `note` is the call it uses, or why it cannot."""
+
+    possible: bool
+    note: str
+
+
+_ONE_PROCESS = Support(False, "one process has no other rank to reduce gradients with")
+_NO_REPLICAS = Support(False, "only hybrid sharding has replica groups whose all-reduce can wait")
+_FSDP_REPLICATED = Support(True, "set_requires_gradient_sync(False) before the last micro-step")
+_FSDP_SHARDED = Support(True, "reduce-scatter at every micro-step (sync_each_batch)")
+_ZERO_REPLICATED = Support(True, "engine.coalesce_grad_reduction() around the whole window")
+_ZERO_SHARDED = Support(True, "the engine reduces to the owner at every micro-step by itself")
+
+SUPPORT: dict[Strategy, dict[Accumulation, Support]] = {
+    "single": {
+        "replicated": Support(True, "nothing to communicate: gradients add up in place"),
+        "sharded": _ONE_PROCESS,
+        "deferred": _ONE_PROCESS,
+    },
+    "ddp": {
+        "replicated": Support(True, "no_sync() before the last micro-step"),
+        "sharded": Support(True, "all-reduce at every micro-step (sync_each_batch)"),
+        "deferred": _NO_REPLICAS,
+    },
+    "fsdp2": {
+        "replicated": _FSDP_REPLICATED,
+        "sharded": _FSDP_SHARDED,
+        "deferred": _NO_REPLICAS,
+    },
+    "fsdp2_no_reshard": {
+        "replicated": _FSDP_REPLICATED,
+        "sharded": _FSDP_SHARDED,
+        "deferred": _NO_REPLICAS,
+    },
+    "hsdp": {
+        "replicated": _FSDP_REPLICATED,
+        "sharded": Support(True, "reduce-scatter and all-reduce at every micro-step"),
+        "deferred": Support(True, "set_requires_all_reduce(False) before the last micro-step"),
+    },
+    "zero1": {
+        "replicated": Support(True, "the engine reduces at the boundary only by itself"),
+        "sharded": Support(False, "DeepSpeed's stage 1 reduces gradients only at the boundary"),
+        "deferred": _NO_REPLICAS,
+    },
+    "zero2": {
+        "replicated": _ZERO_REPLICATED,
+        "sharded": _ZERO_SHARDED,
+        "deferred": _NO_REPLICAS,
+    },
+    "zero3": {
+        "replicated": _ZERO_REPLICATED,
+        "sharded": _ZERO_SHARDED,
+        "deferred": _NO_REPLICAS,
+    },
+}
+
+
+def supported_pairs() -> list[tuple[Strategy, Accumulation]]:
+    """Return every strategy and accumulation mode that can be combined, in table order."""
+    return [
+        (strategy, accumulation)
+        for strategy, modes in SUPPORT.items()
+        for accumulation, support in modes.items()
+        if support.possible
+    ]
+
+
+def check_accumulation(strategy: Strategy, accumulation: Accumulation) -> None:
+    """Refuse an accumulation mode that the strategy cannot keep to.
+
+    Raises:
+        UsageError: names the pair, the reason and the modes that the strategy has.
+    """
+    support = SUPPORT[strategy][accumulation]
+    if not support.possible:
+        possible = [mode for mode in ACCUMULATIONS if SUPPORT[strategy][mode].possible]
+        raise UsageError(
+            f"accumulation '{accumulation}' is impossible with strategy '{strategy}': "
+            f"{support.note}; possible here: {', '.join(possible)}"
+        )
+
+
+def check_precision(precision: Precision, device_type: str) -> None:
+    """Refuse a precision that the device cannot train in.
+
+    Args:
+        precision: what the run asks for.
+        device_type: `torch.device.type`, such as "cuda" or "cpu"; unknown devices get fp32 only.
+
+    Raises:
+        UsageError: names the device, the precision and the ones the device has.
+    """
+    allowed = DEVICE_PRECISIONS.get(device_type, ("fp32",))
+    if precision not in allowed:
+        raise UsageError(
+            f"precision '{precision}' is not available on device '{device_type}'; "
+            f"available there: {', '.join(allowed)}"
+        )

@@ -1,0 +1,22 @@
+"""The run's configuration: what is trained, as one frozen, fully checked value."""
+
+from toolkit.config.load import dump_run_config, load_run_config
+from toolkit.config.run import RunConfig
+from toolkit.config.sections import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "BatchConfig",
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "dump_run_config",
+    "load_run_config",
+]

@@ -1,0 +1,96 @@
+"""Run configurations: a file and dotted overrides in, one checked value out, and back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from toolkit.config.problems import describe_problems, dotted_keys, unknown_key
+from toolkit.config.run import RUN_NAME, RunConfig
+from toolkit.errors import UsageError
+from toolkit.strict_yaml import dump_yaml, load_yaml, load_yaml_mapping
+
+_KEYS = dotted_keys(RunConfig)
+_SECTIONS = {key.partition(".")[0] for key in _KEYS if "." in key}
+# What other trainers call these keys.
+_SYNONYMS = {
+    "learning_rate": "optimizer.lr",
+    "max_lr": "optimizer.lr",
+    "min_learning_rate": "optimizer.min_lr",
+    "warmup": "optimizer.warmup_steps",
+    "max_grad_norm": "optimizer.grad_clip",
+    "gradient_clipping": "optimizer.grad_clip",
+    "max_steps": "training.steps",
+    "batch_size": "batch.micro_batch_size",
+    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
+    "global_batch_size": "batch.tokens_per_step",
+    "gradient_accumulation_steps": "batch.tokens_per_step",
+    "grad_accum_steps": "batch.tokens_per_step",
+    "mixed_precision": "precision",
+    "dtype": "precision",
+    "context_length": "model.block_size",
+    "gradient_checkpointing": "model.activation_checkpointing",
+}
+
+
+def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the checked configuration of a file, with `section.key=value` overrides on top.
+
+    Raises:
+        UsageError: one line for each problem, naming the file or the override, and the key.
+    """
+    values = load_yaml_mapping(path)
+    for section in _SECTIONS & values.keys():
+        # A section whose keys are all commented out reads as null.
+        if values[section] is None:
+            values[section] = {}
+    origins = _apply_overrides(values, overrides)
+    if "run_name" not in values:
+        values["run_name"] = _run_name_of(path)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = describe_problems(
+            error, _KEYS, lambda key: origins.get(key.partition("[")[0], str(path)), _SYNONYMS
+        )
+        raise UsageError("\n".join(problems)) from None
+
+
+def dump_run_config(config: RunConfig) -> str:
+    """Return YAML with every key resolved, which loads back to an equal configuration."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def _apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Set each override in `values`; return, for each key set, how to name where it came from."""
+    origins: dict[str, str] = {}
+    problems = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        source = f"override '{override[:100]}'"
+        section, _, name = key.rpartition(".")
+        if not equals:
+            problems.append(f"{source}: has no '='; the form is section.key=value")
+        elif key in _SECTIONS:
+            keys = ", ".join(known for known in _KEYS if known.startswith(f"{key}."))
+            problems.append(f"{source}: '{key}' is a section; override one of its keys: {keys}")
+        elif key not in _KEYS:
+            problems.append(f"{source}: {unknown_key(key, _KEYS, _SYNONYMS)}")
+        elif key in origins:
+            problems.append(f"{source}: '{key}' is overridden twice")
+        else:
+            origins[key] = source
+            target = values.setdefault(section, {}) if section else values
+            if isinstance(target, dict):
+                target[name] = load_yaml(text, source=source)
+    if problems:
+        raise UsageError("\n".join(problems))
+    return origins
+
+
+def _run_name_of(path: str | Path) -> str:
+    stem = Path(path).stem
+    if not RUN_NAME.fullmatch(stem):
+        raise UsageError(f"{path}: the file's name cannot name the run; set run_name")
+    return stem

@@ -1,0 +1,120 @@
+"""What pydantic found wrong, as sentences that name the file, the key and the nearest right one."""
+
+from collections.abc import Callable, Collection, Mapping
+from difflib import SequenceMatcher
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+_WANTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a section with keys of its own",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_too_short": "some text",
+    "too_short": "a list that is not empty",
+}
+
+_NEAR = 0.6
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return every key of a configuration as `section.key`, sections themselves left out."""
+    keys = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += dotted_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def unknown_key(key: str, known: Collection[str], synonyms: Mapping[str, str] = _NONE) -> str:
+    """Return the sentence about an unknown dotted key, with the nearest right one if any is near.
+
+    Args:
+        key: what was written.
+        known: the right keys, dotted; their sections count as right too.
+        synonyms: what other programs call a key, to the right dotted key.
+    """
+    section, _, name = key.rpartition(".")
+    sections = dict.fromkeys(other.rpartition(".")[0] for other in known if "." in other)
+    spellings = [(other.rpartition(".")[2], other) for other in (*known, *sections)]
+    best, nearest = _NEAR, ""
+    for spelling, target in (*spellings, *synonyms.items()):
+        likeness = SequenceMatcher(None, name, spelling).ratio()
+        # A slip inside the right section is likelier than the right name in a wrong one, unless
+        # that name is exactly right.
+        likeness += 0.2 * (likeness >= _NEAR and target.rpartition(".")[0] == section)
+        if likeness > best:
+            best, nearest = likeness, target
+    return f"unknown key '{key}'" + (f"; did you mean '{nearest}'?" if nearest else "")
+
+
+def describe_problems(
+    error: ValidationError,
+    known: Collection[str],
+    source_of: Callable[[str], str],
+    synonyms: Mapping[str, str] = _NONE,
+) -> list[str]:
+    """Return one sentence per problem.
+
+    Args:
+        error: what pydantic raised.
+        known: the right keys, dotted.
+        source_of: gives the file or override that a dotted key came from.
+        synonyms: as for `unknown_key`.
+    """
+    sentences: list[str] = []
+    for details in error.errors(include_url=False):
+        key = _dotted(details["loc"])
+        if details["type"] == "extra_forbidden":
+            texts = [unknown_key(key, known, synonyms)]
+        else:
+            texts = _sentences(key, details)
+        sentences += [f"{source_of(key)}: {text}" for text in texts]
+    return sentences
+
+
+def describe_value(value: Any) -> str:
+    """Return a short description of a value that names its type where the type is what matters."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f"the text {value[:40] + '...' if len(value) > 40 else value!r}"
+    return "a list" if isinstance(value, list | tuple) else "a section"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).removeprefix(".")
+
+
+def _sentences(key: str, details: ErrorDetails) -> list[str]:
+    kind = details["type"]
+    if kind == "value_error":
+        return str(details["ctx"]["error"]).split("\n")
+    wanted = _WANTED.get(kind)
+    if wanted is None:
+        return [f"{key}: {details['msg']}"]
+    wanted = wanted.format(**details.get("ctx", {}))
+    got = describe_value(details["input"])
+    hint = "; quote it to make it text" if kind == "string_type" and "number" in got else ""
+    return [f"{key} must be {wanted}, got {got}{hint}"]

@@ -1,0 +1,226 @@
+"""The sections of a run configuration: keys, defaults and the rules inside each section.
+
+Every default passes the same checks as a value that a person writes. Types are strict: the text
+`"8"` is not a number. A rule that spans several keys names each of them with its value.
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import Self
+
+from toolkit.model.sizes import (
+    GPT2_BLOCK_SIZE,
+    PADDED_VOCAB_SIZE,
+    PRESETS,
+    ModelSizes,
+    Preset,
+)
+
+# Far above any real run, and small enough that no product of them leaves 64 bits by accident.
+_MAX_STEPS = 10**9
+_MAX_TOKENS = 10**12
+_MAX_MICRO_BATCH = 2**20
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list in a file is a tuple here: frozen all the way down."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_paths(value: Any) -> Any:
+    """One path, a list of them or null, all as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Paths = Annotated[tuple[NonEmpty, ...], BeforeValidator(_as_paths)]
+Steps = Annotated[int, Field(ge=0, le=_MAX_STEPS)]
+Tracker = Literal[
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "comet_ml",
+    "aim",
+    "mlflow",
+    "clearml",
+    "dvclive",
+    "swanlab",
+]
+
+
+class Section(BaseModel):
+    """What all sections share: unknown keys and loose types are errors, values never change."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class ModelConfig(Section):
+    """The GPT-2 that is trained."""
+
+    preset: Preset | None = "gpt2"
+    """A published size; or leave it out and give n_layer, n_head and n_embd."""
+    n_layer: int = Field(default=PRESETS["gpt2"].n_layer, ge=1, le=1_000)
+    """Number of blocks."""
+    n_head: int = Field(default=PRESETS["gpt2"].n_head, ge=1, le=1_000)
+    """Attention heads per block; divides n_embd."""
+    n_embd: int = Field(default=PRESETS["gpt2"].n_embd, ge=1, le=100_000)
+    """Width of the residual stream."""
+    block_size: int = Field(default=GPT2_BLOCK_SIZE, ge=1, le=2**20)
+    """Longest sequence the position embedding has room for, in tokens."""
+    vocab_size: int = Field(default=PADDED_VOCAB_SIZE, ge=2, le=2**24)
+    """Rows of the token embedding; GPT-2's 50,257 padded to a multiple of 64."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Probability of dropping an activation; 0 for pre-training."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """Compile each block with torch.compile."""
+    loss: Literal["plain", "chunked"] = "plain"
+    """`chunked` never holds the logits of more than one piece of the sequence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_shape(cls, values: Any) -> Any:
+        """A preset fills in the shape; a shape that is given by hand has no preset."""
+        if not isinstance(values, dict):
+            return values
+        given = {name for name in ("n_layer", "n_head", "n_embd") if values.get(name) is not None}
+        preset = values.get("preset", None if given else "gpt2")
+        if preset is None:
+            missing = [name for name in ("n_layer", "n_head", "n_embd") if name not in given]
+            if missing:
+                raise ValueError(
+                    "model needs a preset, or n_layer, n_head and n_embd together; missing: "
+                    + ", ".join(f"model.{name}" for name in missing)
+                )
+            return {**values, "preset": None}
+        shape = PRESETS[preset]._asdict() if preset in get_args(Preset) else {}
+        clashes = [
+            f"model.{name} {values[name]!r} contradicts model.preset '{preset}', which has "
+            f"{shape[name]}; give the preset or the shape"
+            for name in shape
+            if name in given and values[name] != shape[name]
+        ]
+        if clashes:
+            raise ValueError("\n".join(clashes))
+        return {**values, "preset": preset, **shape}
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"model.n_embd {self.n_embd} is no multiple of model.n_head {self.n_head}"
+            )
+        return self
+
+    def sizes(self) -> ModelSizes:
+        """Return the numbers that fix the model's shapes."""
+        return ModelSizes(
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
+            vocab_size=self.vocab_size,
+            block_size=self.block_size,
+        )
+
+
+class DataConfig(Section):
+    """The token shards that are read."""
+
+    train: Annotated[Paths, Field(min_length=1)] = ("data/default/train",)
+    """Folder or pattern of training shards, or a list of them."""
+    val: Paths = ()
+    """The same for validation shards; left out, nothing is evaluated."""
+    seq_len: int = Field(default=GPT2_BLOCK_SIZE, ge=1)
+    """Tokens per sequence, at most model.block_size; left out, it is model.block_size."""
+    shuffle: bool = True
+    """Visit the sequences of each epoch in an order drawn from the seed."""
+
+
+class BatchConfig(Section):
+    """The global batch, from which the number of micro-steps is derived."""
+
+    tokens_per_step: int = Field(default=524_288, ge=1, le=_MAX_TOKENS)
+    """Tokens per optimizer step over all ranks of all machines."""
+    micro_batch_size: int = Field(default=1, ge=1, le=_MAX_MICRO_BATCH)
+    """Sequences per rank and micro-step; changes memory and speed, never what is learned."""
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its learning-rate schedule: linear warm-up, then cosine decay."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """`sgd` has no momentum and serves to compare updates exactly."""
+    lr: float = Field(default=6e-4, gt=0.0, le=1e3)
+    """Learning rate at the end of warm-up."""
+    min_lr: float = Field(default=0.0, ge=0.0)
+    """Learning rate at training.steps."""
+    warmup_steps: Steps = 0
+    """Steps of linear warm-up from near zero to lr."""
+    betas: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    """Decoupled weight decay on matrices; biases and norms have none."""
+    grad_clip: float = Field(default=1.0, ge=0.0)
+    """Largest global gradient norm; 0 never clips."""
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_two_rates(cls, betas: tuple[float, ...]) -> tuple[float, ...]:
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(
+                f"optimizer.betas must be two numbers of at least 0 and below 1, got {list(betas)}"
+            )
+        return betas
+
+    @model_validator(mode="after")
+    def _decay_goes_down(self) -> Self:
+        if self.min_lr > self.lr:
+            raise ValueError(f"optimizer.min_lr {self.min_lr} is above optimizer.lr {self.lr}")
+        return self
+
+
+class TrainingConfig(Section):
+    """How long to train and what to do on the way."""
+
+    steps: int = Field(default=1_000, ge=1, le=_MAX_STEPS)
+    """Optimizer steps of the whole run; the schedule ends here."""
+    stop_at: int | None = Field(default=None, ge=1)
+    """End early after this step and leave the schedule as it is."""
+    eval_every: Steps = 0
+    """Steps between evaluations; 0 never evaluates."""
+    eval_sequences: int | None = Field(default=None, ge=1)
+    """Validation sequences per evaluation; left out, all of data.val."""
+    sample_tokens: Steps = 0
+    """Tokens of sample text to write with each evaluation; 0 writes none."""
+    checkpoint_every: Steps = 250
+    """Steps between checkpoints; 0 never saves."""
+    keep_last: int = Field(default=3, ge=1)
+    """Checkpoints to keep; older ones are deleted once a newer one is complete."""
+    trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()
+    """Experiment trackers that also get the metrics, by Accelerate's names."""
+
+    @model_validator(mode="after")
+    def _stops_within_schedule(self) -> Self:
+        if self.stop_at is not None and self.stop_at > self.steps:
+            raise ValueError(
+                f"training.stop_at {self.stop_at} is beyond training.steps {self.steps}"
+            )
+        return self
