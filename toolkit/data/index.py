@@ -1,0 +1,164 @@
+"""`index.json` of a prepared folder: which shards it holds, from what, and how to know them again.
+
+Everything is written by `toolkit.data.prepare`, after the shards; a folder without it is either
+somebody else's or was never finished.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.data.shards import Shard, inspect_shard
+from toolkit.errors import UntrustedError
+
+INDEX_NAME = "index.json"
+_FORMAT = "scaling-toolkit shards"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    """One shard as it was written; `bytes` is the size of the file."""
+
+    file: str
+    tokens: int
+    bytes: int
+    sha256: str
+    max_token_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry:
+    """One input file; `skipped` counts its bad documents that were left out."""
+
+    path: str
+    bytes: int
+    sha256: str
+    documents: int
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The vocabulary of the tokens; `sha256` is that of its rank file."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """What a prepared folder holds, in the order in which it is read."""
+
+    vocabulary: Vocabulary
+    shard_tokens: int
+    shards: tuple[ShardEntry, ...]
+    sources: tuple[SourceEntry, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Documents of all sources."""
+        return sum(source.documents for source in self.sources)
+
+    @property
+    def skipped(self) -> int:
+        """Bad documents that were left out."""
+        return sum(source.skipped for source in self.sources)
+
+    def to_json(self) -> str:
+        """Return the text of `index.json`."""
+        totals = {"tokens": self.tokens, "documents": self.documents, "skipped": self.skipped}
+        return json.dumps(
+            {"format": _FORMAT, "version": _VERSION, **totals, **asdict(self)}, indent=1
+        )
+
+
+def read_index(folder: Path) -> Index | None:
+    """Return the index of a folder, or None where it has none.
+
+    Raises:
+        UntrustedError: `index.json` is there and is not what `prepare` writes.
+    """
+    path = folder / INDEX_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UntrustedError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UntrustedError(f"{path}: not the index of a prepared folder ({error!r})") from None
+
+
+def check_shard(folder: Path, entry: ShardEntry) -> Shard:
+    """Return the shard that `entry` describes, after comparing name, size and header with it.
+
+    Raises:
+        UntrustedError: the shard is missing, or differs from what was written.
+    """
+    path = folder / entry.file
+    if not path.is_file():
+        raise UntrustedError(f"{path}: missing, but {INDEX_NAME} lists it")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise UntrustedError(f"{path}: {size} bytes, but {INDEX_NAME} says {entry.bytes}")
+    shard = inspect_shard(path)
+    if shard.layout != "llm.c" or shard.tokens != entry.tokens:
+        raise UntrustedError(
+            f"{path}: {shard.tokens} tokens in {shard.layout}'s layout, but {INDEX_NAME} says "
+            f"{entry.tokens} in llm.c's"
+        )
+    return shard
+
+
+def unlisted_shards(folder: Path, index: Index) -> list[Path]:
+    """Return the shards in a folder that its index doesn't know."""
+    listed = {entry.file for entry in index.shards}
+    return [path for path in shard_files(folder) if path.name not in listed]
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are shards by name, hidden ones left out, sorted."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in (".bin", ".npy") and not path.name.startswith(".")
+    )
+
+
+def _parse(fields: dict[str, Any]) -> Index:
+    if (fields["format"], fields["version"]) != (_FORMAT, _VERSION):
+        raise ValueError(f"format {fields['format']!r}, version {fields['version']!r}")
+    index = Index(
+        vocabulary=Vocabulary(**fields["vocabulary"]),
+        shard_tokens=fields["shard_tokens"],
+        shards=tuple(ShardEntry(**entry) for entry in fields["shards"]),
+        sources=tuple(SourceEntry(**entry) for entry in fields["sources"]),
+    )
+    _check_types(index.vocabulary)
+    for source in index.sources:
+        _check_types(source)
+    for shard in index.shards:
+        _check_types(shard)
+        if Path(shard.file).name != shard.file:
+            raise ValueError(f"shard {shard.file!r} is no plain file name")
+    for total in ("tokens", "documents", "skipped"):
+        if fields[total] != getattr(index, total):
+            raise ValueError(f"{total} {fields[total]!r}, but the entries sum up to another number")
+    return index
+
+
+def _check_types(entry: ShardEntry | SourceEntry | Vocabulary) -> None:
+    for name, value in vars(entry).items():
+        expected = type(entry).__annotations__[name]
+        if type(value) is not expected or (expected is int and value < 0):
+            raise ValueError(f"{name} {value!r}")

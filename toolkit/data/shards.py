@@ -1,0 +1,177 @@
+"""Token shards on disk: one sequence of 16-bit token ids per file, in three layouts.
+
+* llm.c `.bin`: 256 little-endian int32 (magic 20240520, version 1, number of tokens, zeros), then
+  uint16 tokens; `write_fineweb` in llm.c's `dev/data/data_common.py`. It is what we write.
+* nanoGPT `.bin`: bare uint16 tokens; `data/openwebtext/prepare.py`.
+* build-nanogpt `.npy`: one-dimensional uint16 array; `fineweb.py`.
+
+Nothing stays open between reads: a memory map that lives as long as a run makes resident memory
+grow to the size of the data, and kills the process if the file is cut meanwhile.
+"""
+
+import os
+import tokenize
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from toolkit.errors import UntrustedError, UsageError
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_BYTES = 256 * 4
+TOKEN_BYTES = 2
+# llm.c's layout for the 128k vocabulary of Llama 3, whose ids take 32 bits.
+_LLAMA3_MAGIC = 20240801
+_TOKEN = np.dtype("<u2")
+# 4 Mi tokens at a time: large enough for full disk speed, 8 MiB of memory.
+_SCAN_TOKENS = 2**22
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where the tokens of one file lie: `tokens` of them from byte `offset` on."""
+
+    path: Path
+    layout: Literal["llm.c", "nanoGPT", "build-nanogpt"]
+    offset: int
+    tokens: int
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens [start, stop) as a uint16 array, read from the file now.
+
+        Raises:
+            UntrustedError: the file is gone, unreadable or shorter than when it was inspected.
+        """
+        try:
+            found = np.fromfile(
+                self.path, _TOKEN, count=stop - start, offset=self.offset + start * TOKEN_BYTES
+            )
+        except OSError as error:
+            raise UntrustedError(
+                f"{self.path}: cannot be read any more: {error.strerror}"
+            ) from None
+        if len(found) != stop - start:
+            raise UntrustedError(
+                f"{self.path}: ends after {start + len(found)} tokens, but had {self.tokens} when "
+                f"it was opened; it was cut short meanwhile"
+            )
+        return found
+
+    def check_range(self, tokens: np.ndarray, *, start: int, vocab_size: int) -> None:
+        """Refuse `tokens`, read from token `start` on, if one of them is no id of the vocabulary.
+
+        Raises:
+            UsageError: names the file, the first such id, its place and the limit.
+        """
+        if tokens.size == 0 or int(tokens.max()) < vocab_size:
+            return
+        first = int(np.argmax(tokens >= vocab_size))
+        place = start + first
+        raise UsageError(
+            f"{self.path}: token {place} (byte {self.offset + place * TOKEN_BYTES}) is id "
+            f"{int(tokens[first])}, but a vocabulary of {vocab_size} ends at id {vocab_size - 1}; "
+            f"the shard was made with another vocabulary, or vocab_size is too small"
+        )
+
+    def scan(self, *, vocab_size: int) -> None:
+        """Read the whole file once and `check_range` it."""
+        for start in range(0, self.tokens, _SCAN_TOKENS):
+            stop = min(start + _SCAN_TOKENS, self.tokens)
+            self.check_range(self.read(start, stop), start=start, vocab_size=vocab_size)
+
+
+def inspect_shard(path: Path) -> Shard:
+    """Return where the tokens of a file lie, judged by its name, header and size.
+
+    Raises:
+        UsageError: the file cannot be read, holds no tokens, or has another layout, version or
+            type of token; the message says what was found and what is expected.
+        UntrustedError: the size of the file contradicts what it says it holds.
+    """
+    if path.suffix == ".npy":
+        shard = _inspect_npy(path)
+    elif path.suffix == ".bin":
+        shard = _inspect_bin(path)
+    else:
+        raise UsageError(f"{path}: not a token shard; the name must end in .bin or .npy")
+    if shard.tokens == 0:
+        raise UsageError(f"{path}: holds no tokens")
+    return shard
+
+
+def header(tokens: int) -> bytes:
+    """Return the 1,024 bytes before the tokens in llm.c's layout."""
+    fields = np.zeros(HEADER_BYTES // 4, dtype="<i4")
+    fields[:3] = MAGIC, VERSION, tokens
+    return fields.tobytes()
+
+
+def _inspect_bin(path: Path) -> Shard:
+    with _opened(path) as (file, size):
+        start = file.read(HEADER_BYTES)
+    fields = np.frombuffer(start.ljust(HEADER_BYTES, b"\0"), dtype="<i4")
+    magic, version, tokens = (int(field) for field in fields[:3])
+    if magic == _LLAMA3_MAGIC:
+        raise UsageError(
+            f"{path}: holds 32-bit tokens (magic {magic}, llm.c's layout for Llama 3), but 16-bit "
+            f"tokens (magic {MAGIC}) are expected"
+        )
+    # Read as bare uint16, either magic would begin with an id above 55,000, which GPT-2's
+    # vocabulary does not have: no nanoGPT file can be mistaken for llm.c's.
+    if magic != MAGIC:
+        _check_size(path, size, offset=0, tokens=size // TOKEN_BYTES)
+        return Shard(path, "nanoGPT", 0, size // TOKEN_BYTES)
+    if version != VERSION:
+        raise UsageError(f"{path}: header version {version}, but version {VERSION} is expected")
+    if tokens < 0:
+        raise UntrustedError(f"{path}: the header says {tokens} tokens")
+    _check_size(path, size, offset=HEADER_BYTES, tokens=tokens)
+    return Shard(path, "llm.c", HEADER_BYTES, tokens)
+
+
+def _inspect_npy(path: Path) -> Shard:
+    with _opened(path) as (file, size):
+        try:
+            version = np.lib.format.read_magic(file)
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, _, dtype = read_header(file)
+        # numpy parses the header as Python, and lets that parser's errors through.
+        except (ValueError, KeyError, SyntaxError, tokenize.TokenError):
+            raise UsageError(f"{path}: not an array that numpy.save wrote") from None
+        offset = file.tell()
+    if dtype != _TOKEN or len(shape) != 1:
+        raise UsageError(
+            f"{path}: an array of {dtype} with {len(shape)} dimensions, but uint16 "
+            f"(little-endian) with 1 dimension is expected"
+        )
+    _check_size(path, size, offset=offset, tokens=shape[0])
+    return Shard(path, "build-nanogpt", offset, shape[0])
+
+
+def _check_size(path: Path, size: int, *, offset: int, tokens: int) -> None:
+    expected = offset + tokens * TOKEN_BYTES
+    if size == expected:
+        return
+    if offset == 0:
+        raise UntrustedError(f"{path}: {size} bytes are no whole number of 16-bit tokens")
+    raise UntrustedError(
+        f"{path}: the header says {tokens} tokens, so {expected} bytes are expected, but the file "
+        f"has {size}"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    try:
+        with open(path, "rb") as file:
+            yield file, os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
