@@ -88,7 +88,7 @@ def test_refuses_npy_with_a_broken_header(tmp_path):
     path.write_bytes(good[:-1])
     refused(path, UntrustedError, str(len(good) - 1))
     for place in range(80):
-        path.write_bytes(good[:place] + b"(" + good[place + 1 :])
+        path.write_bytes(good[:place] + b"[" + good[place + 1 :])
         with pytest.raises((UsageError, UntrustedError)):
             inspect_shard(path)
 

@@ -1,5 +1,4 @@
 import json
-import resource
 import subprocess
 import sys
 
@@ -154,17 +153,15 @@ import resource, sys
 import numpy as np
 from toolkit.data.batches import TokenDataset
 from toolkit.data.stream import TokenStream
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 stream = TokenStream(sys.argv[1], vocab_size=50257)
 data = TokenDataset(stream, seq_len=1024)
-data.sequences(np.arange(8))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for step in range(2000):
     data.sequences(np.arange(step * 8, step * 8 + 8) * 97 % len(data))
 print(len(stream), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.skipif(not hasattr(resource, "RUSAGE_SELF"), reason="needs getrusage")
 def test_memory_stays_bounded_over_400_mb(tmp_path):
     path = tmp_path / "train.bin"
     with open(path, "wb") as file:
@@ -174,4 +171,4 @@ def test_memory_stays_bounded_over_400_mb(tmp_path):
     )
     tokens, grown_kib = map(int, done.stdout.split())
     assert tokens == 200 * 10**6
-    assert grown_kib < 20 * 1024
+    assert grown_kib < 50 * 1024
