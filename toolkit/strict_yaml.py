@@ -16,8 +16,8 @@ from yaml.nodes import MappingNode, Node
 
 from toolkit.errors import UsageError
 
-# A configuration has a few kilobytes; PyYAML needs about 3 s for this much text.
-MAX_BYTES = 256 * 1024
+# A configuration has a few kilobytes; PyYAML needs up to 2 s for this much text.
+MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _FLOAT = re.compile(
@@ -64,7 +64,7 @@ class _StrictLoader(yaml.SafeLoader):
                 raise _refused(key, "a key must be text")
             if key.value in lines:
                 first = lines[key.value]
-                raise _refused(key, f"the key '{key.value}' is there twice (first on line {first})")
+                raise _refused(key, f"the key {key.value!r} is there twice (first on line {first})")
             lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep=deep)
 
@@ -93,7 +93,7 @@ def load_yaml(text: str, *, source: str) -> Any:
 
     Raises:
         UsageError: one sentence with `source` and the line, for anything but plain, unambiguous
-            YAML of at most `MAX_BYTES` bytes.
+            YAML.
     """
     try:
         return _StrictLoader(text).get_single_data()
@@ -113,8 +113,21 @@ def load_yaml_mapping(path: str | Path) -> dict[str, Any]:
     """Return the top-level mapping of a YAML file; an empty file is an empty mapping.
 
     Raises:
-        UsageError: the file cannot be read, is too large, is not UTF-8, is refused by `load_yaml`,
-            or holds something other than `key: value` lines.
+        UsageError: as `read_yaml` and `load_yaml`, or the file is not made of `key: value` lines.
+    """
+    value = load_yaml(read_yaml(path), source=str(path))
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}, line 1: holds a bare value; 'key: value' lines are expected")
+    return value
+
+
+def read_yaml(path: str | Path) -> str:
+    """Return the text of a configuration file.
+
+    Raises:
+        UsageError: the file cannot be read, is larger than `MAX_BYTES` or is not UTF-8.
     """
     try:
         with open(path, "rb") as file:
@@ -125,16 +138,10 @@ def load_yaml_mapping(path: str | Path) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: larger than {MAX_BYTES:,} bytes, which no configuration is")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}, line {line}: not UTF-8 text") from None
-    value = load_yaml(text, source=str(path))
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}, line 1: holds a bare value; 'key: value' lines are expected")
-    return value
 
 
 def dump_yaml(value: dict[str, Any]) -> str:

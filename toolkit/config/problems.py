@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from difflib import SequenceMatcher
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -27,6 +27,8 @@ _WANTED = {
 }
 
 _NEAR = 0.6
+_SHOWN = 60
+_MOST_PROBLEMS = 20
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -34,11 +36,11 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Return every key of a configuration as `section.key`, sections themselves left out."""
     keys = []
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += dotted_keys(kind, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
+        kinds = (field.annotation, *get_args(field.annotation))
+        sections = [
+            kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
+        keys += dotted_keys(sections[0], f"{prefix}{name}.") if sections else [prefix + name]
     return keys
 
 
@@ -61,7 +63,7 @@ def unknown_key(key: str, known: Collection[str], synonyms: Mapping[str, str] = 
         likeness += 0.2 * (likeness >= _NEAR and target.rpartition(".")[0] == section)
         if likeness > best:
             best, nearest = likeness, target
-    return f"unknown key '{key}'" + (f"; did you mean '{nearest}'?" if nearest else "")
+    return f"unknown key {key[:_SHOWN]!r}" + (f"; did you mean '{nearest}'?" if nearest else "")
 
 
 def describe_problems(
@@ -79,13 +81,16 @@ def describe_problems(
         synonyms: as for `unknown_key`.
     """
     sentences: list[str] = []
-    for details in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for details in found[:_MOST_PROBLEMS]:
         key = _dotted(details["loc"])
         if details["type"] == "extra_forbidden":
             texts = [unknown_key(key, known, synonyms)]
         else:
             texts = _sentences(key, details)
         sentences += [f"{source_of(key)}: {text}" for text in texts]
+    if len(found) > _MOST_PROBLEMS:
+        sentences.append(f"... and {len(found) - _MOST_PROBLEMS:,} more problems")
     return sentences
 
 
@@ -98,7 +103,7 @@ def describe_value(value: Any) -> str:
     if isinstance(value, int | float):
         return f"the number {value}"
     if isinstance(value, str):
-        return f"the text {value[:40] + '...' if len(value) > 40 else value!r}"
+        return f"the text {value[:_SHOWN]!r}"
     return "a list" if isinstance(value, list | tuple) else "a section"
 
 
@@ -111,6 +116,8 @@ def _sentences(key: str, details: ErrorDetails) -> list[str]:
     kind = details["type"]
     if kind == "value_error":
         return str(details["ctx"]["error"]).split("\n")
+    if kind == "missing":
+        return [f"{key} is missing"]
     wanted = _WANTED.get(kind)
     if wanted is None:
         return [f"{key}: {details['msg']}"]

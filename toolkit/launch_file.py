@@ -1,0 +1,169 @@
+"""Accelerate's launch files, read as strictly as run configurations.
+
+Accelerate ignores unknown keys in the nested sections and passes every value on through environment
+variables, so a slip would change the strategy without a word.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from toolkit.backends.strategies import Strategy
+from toolkit.config.problems import describe_problems, dotted_keys
+from toolkit.errors import UsageError
+from toolkit.launch_keys import DeepspeedConfig, LaunchFile
+from toolkit.strict_yaml import load_yaml_mapping, read_yaml
+
+__all__ = ["LaunchFile", "load_launch_file", "strategy_of"]
+
+_KEYS = dotted_keys(LaunchFile)
+# Accelerate's older or unprefixed spellings, and names from `torchrun` and DeepSpeed.
+_SYNONYMS = {
+    "fp16": "mixed_precision",
+    "bf16": "mixed_precision",
+    "precision": "mixed_precision",
+    "nproc_per_node": "num_processes",
+    "world_size": "num_processes",
+    "nnodes": "num_machines",
+    "node_rank": "machine_rank",
+    "master_addr": "main_process_ip",
+    "master_port": "main_process_port",
+    "stage": "deepspeed_config.zero_stage",
+    "version": "fsdp_config.fsdp_version",
+    "reshard_after_forward": "fsdp_config.fsdp_reshard_after_forward",
+    "dp_replicate_size": "parallelism_config.parallelism_config_dp_replicate_size",
+    "dp_shard_size": "parallelism_config.parallelism_config_dp_shard_size",
+}
+
+
+def load_launch_file(path: str | Path) -> LaunchFile:
+    """Return a checked launch file, whose `strategy_of` is known to have an answer.
+
+    Raises:
+        UsageError: one line for each problem, naming the file and the key.
+    """
+    written = load_yaml_mapping(path)
+    _check_accelerate_agrees(path, written)
+    # Accelerate reads an empty section as an absent one.
+    values = {key: value for key, value in written.items() if value not in ({}, None)}
+    if values.get("distributed_type") == "NO":
+        values.setdefault("num_processes", 1)
+    try:
+        launch = LaunchFile.model_validate(values)
+    except ValidationError as error:
+        problems = describe_problems(error, _KEYS, lambda _: str(path), _SYNONYMS)
+        raise UsageError("\n".join(problems)) from None
+    launch._path = str(path)
+    problems = [*_idle_sections(launch), *_machine_problems(launch), *_mesh_problems(launch)]
+    if problems:
+        raise UsageError("\n".join(f"{path}: {problem}" for problem in problems))
+    strategy_of(launch)
+    return launch
+
+
+def strategy_of(launch: LaunchFile) -> Strategy:
+    """Return the strategy that Accelerate will set up from this file.
+
+    Raises:
+        UsageError: the settings are a mixture that has no name here.
+    """
+    if launch.distributed_type == "NO":
+        return "single"
+    if launch.distributed_type == "MULTI_GPU":
+        return "ddp"
+    if launch.distributed_type == "DEEPSPEED":
+        return _zero_strategy(launch)
+    return _fsdp_strategy(launch)
+
+
+def _check_accelerate_agrees(path: str | Path, written: dict[str, Any]) -> None:
+    """Refuse what Accelerate reads otherwise: it follows YAML 1.1, where a bare NO is false."""
+    try:
+        theirs = _leaves(yaml.safe_load(read_yaml(path)) or {})
+    except (yaml.YAMLError, ValueError):
+        raise UsageError(f"{path}: Accelerate cannot read it; quote what is not a number") from None
+    for key, ours in _leaves(written).items():
+        if theirs.get(key) != ours:
+            raise UsageError(f"{path}: quote the value of {key}, Accelerate misreads a bare {ours}")
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return values by dotted key as Python shows them, so that 1, 1.0 and True differ."""
+    leaves: dict[str, str] = {}
+    for key, value in values.items():
+        inner = _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
+        leaves |= inner or {f"{prefix}{key}": repr(value)}
+    return leaves
+
+
+def _zero_strategy(launch: LaunchFile) -> Strategy:
+    stage = (launch.deepspeed_config or DeepspeedConfig()).zero_stage
+    stages: dict[int, Strategy] = {1: "zero1", 2: "zero2", 3: "zero3"}
+    if stage not in stages:
+        raise UsageError(
+            f"{launch.path}: zero_stage {stage} shards nothing; use distributed_type: MULTI_GPU"
+        )
+    return stages[stage]
+
+
+def _fsdp_strategy(launch: LaunchFile) -> Strategy:
+    reshard = launch.fsdp_config is None or launch.fsdp_config.fsdp_reshard_after_forward
+    if launch.replicas == 1:
+        return "fsdp2" if reshard else "fsdp2_no_reshard"
+    if not reshard:
+        raise UsageError(
+            f"{launch.path}: parallelism_config_dp_replicate_size {launch.replicas} needs "
+            f"fsdp_reshard_after_forward: true"
+        )
+    return "hsdp"
+
+
+def _idle_sections(launch: LaunchFile) -> Iterator[str]:
+    """Sections that the distributed type never looks at, or looks for in vain."""
+    users = {
+        "fsdp_config": "FSDP",
+        "parallelism_config": "FSDP",
+        "deepspeed_config": "DEEPSPEED",
+    }
+    for section, user in users.items():
+        if getattr(launch, section) is not None and launch.distributed_type != user:
+            yield f"{section} has no effect with distributed_type: {launch.distributed_type}"
+    if launch.distributed_type == "FSDP" and launch.fsdp_config is None:
+        yield "fsdp_config is missing; without it Accelerate starts FSDP version 1"
+
+
+def _machine_problems(launch: LaunchFile) -> Iterator[str]:
+    """Numbers of processes and machines that cannot all be true."""
+    processes, machines = launch.num_processes, launch.num_machines
+    if processes < 1:
+        yield f"num_processes must be at least 1 over all machines, got {processes}"
+    elif launch.distributed_type == "NO" and processes * machines > 1:
+        yield f"distributed_type: NO starts one process, but num_processes is {processes}"
+    elif processes % machines:
+        yield f"num_processes {processes} is no multiple of num_machines {machines}"
+    if launch.machine_rank >= machines:
+        yield f"machine_rank {launch.machine_rank} is not below num_machines {machines}"
+    if machines > 1 and (launch.main_process_ip is None or not launch.main_process_port):
+        yield f"num_machines {machines} needs main_process_ip and a fixed main_process_port"
+
+
+def _mesh_problems(launch: LaunchFile) -> Iterator[str]:
+    """A device mesh that does not cover the processes, or is not one of hybrid sharding."""
+    mesh = launch.parallelism_config
+    if mesh is None:
+        return
+    replicas = mesh.parallelism_config_dp_replicate_size
+    shards = mesh.parallelism_config_dp_shard_size
+    if replicas * shards != launch.num_processes:
+        yield (
+            f"parallelism_config_dp_replicate_size {replicas} x parallelism_config_dp_shard_size "
+            f"{shards} = {replicas * shards}, but num_processes is {launch.num_processes}"
+        )
+    if replicas < 2 or shards < 2:
+        yield (
+            f"parallelism_config is for hybrid sharding, with at least 2 replicas of at least 2 "
+            f"shards, got {replicas} and {shards}; leave it out for plain FSDP2"
+        )

@@ -1,0 +1,172 @@
+"""The keys of Accelerate's launch files, and which of their values this project stands by.
+
+Each key of Accelerate 1.15's `ClusterConfig` and of its nested sections is known here; one that
+asks for what this project does not do, or that the run configuration decides, is refused with the
+reason. Defaults are Accelerate's own, so that leaving a key out is judged by what it then means.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo
+
+from toolkit.config.problems import describe_value
+from toolkit.config.sections import Section
+
+
+def _only(*allowed: Any, why: str) -> BeforeValidator:
+    """Accept the given values alone, with their types; absent in the file counts as the default."""
+    named = [str(good).lower() if isinstance(good, bool) else str(good) for good in allowed if good]
+    named += ["false"] if False in allowed and not named else []
+    rule = f"must be {' or '.join(named)}" if named else "must be left out"
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if not any(value == good and type(value) is type(good) for good in allowed):
+            raise ValueError(f"{info.field_name} {rule}, got {describe_value(value)}: {why}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_TPU = _only(None, False, [], why="this project does not train on TPUs")
+_ELSEWHERE = _only(None, why="this project does not use this part of Accelerate")
+_FSDP1 = _only(None, why="it belongs to FSDP version 1 and FSDP2 ignores it")
+_DATA_ONLY = _only(1, why="this project splits the data and the parameters, nothing else")
+_NO_OFFLOAD = "accumulating with offload replaces gradients instead of adding to them"
+_RECOMPUTE = "the run configuration decides with model.activation_checkpointing"
+_UNIT = "each block must be a unit of its own, or the whole model is gathered at once"
+
+
+class FsdpConfig(Section):
+    """`fsdp_config`: how FSDP2 shards."""
+
+    fsdp_version: Annotated[int, _only(2, why="version 1 (the default) is not supported")] = 1
+    fsdp_auto_wrap_policy: Annotated[str | None, _only("TRANSFORMER_BASED_WRAP", why=_UNIT)] = None
+    fsdp_transformer_layer_cls_to_wrap: Annotated[str | None, _only("Block", why=_UNIT)] = None
+    fsdp_reshard_after_forward: bool = True
+    fsdp_state_dict_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] | None = None
+    fsdp_cpu_ram_efficient_loading: Annotated[
+        bool, _only(False, why="every rank builds the same weights (the default is true)")
+    ] = True
+    fsdp_activation_checkpointing: Annotated[bool, _only(False, why=_RECOMPUTE)] = False
+    fsdp_activation_checkpointing_offload: Annotated[bool, _only(False, why=_RECOMPUTE)] = False
+    fsdp_offload_params: Annotated[bool, _only(False, why=_NO_OFFLOAD)] = False
+    fsdp_ignored_modules: Annotated[None, _only(None, why="every parameter is sharded")] = None
+    fsdp_min_num_params: Annotated[None, _only(None, why=_UNIT)] = None
+    fsdp_sharding_strategy: Annotated[None, _FSDP1] = None
+    fsdp_backward_prefetch: Annotated[None, _FSDP1] = None
+    fsdp_forward_prefetch: Annotated[None, _FSDP1] = None
+    fsdp_use_orig_params: Annotated[None, _FSDP1] = None
+    fsdp_sync_module_states: Annotated[None, _FSDP1] = None
+
+
+class DeepspeedConfig(Section):
+    """`deepspeed_config`: the ZeRO stage; what else DeepSpeed needs follows from the run."""
+
+    zero_stage: int = Field(default=2, ge=0, le=3)
+    gradient_accumulation_steps: int | None = Field(default=None, ge=1)
+    gradient_clipping: float | None = Field(default=None, ge=0.0)
+    # Keys of DeepSpeed's own file, often written here; Accelerate drops them without a word.
+    train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
+    train_batch_size: int | None = Field(default=None, ge=1)
+    offload_optimizer_device: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
+    offload_param_device: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
+    offload_optimizer_nvme_path: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
+    offload_param_nvme_path: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
+    # Both concern models and files of transformers, which a run here has none of.
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    deepspeed_config_file: Annotated[
+        None, _only(None, why="DeepSpeed's configuration is derived from the run configuration")
+    ] = None
+    deepspeed_hostfile: str | None = None
+    deepspeed_exclusion_filter: str | None = None
+    deepspeed_inclusion_filter: str | None = None
+    deepspeed_multinode_launcher: (
+        Literal["pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm"] | None
+    ) = None
+    deepspeed_moe_layer_cls_names: Annotated[None, _ELSEWHERE] = None
+
+
+class ParallelismConfig(Section):
+    """`parallelism_config`: the device mesh of hybrid sharding."""
+
+    parallelism_config_dp_replicate_size: int = Field(default=1, ge=1)
+    parallelism_config_dp_shard_size: int = Field(default=1, ge=1)
+    parallelism_config_tp_size: Annotated[int, _DATA_ONLY] = 1
+    parallelism_config_cp_size: Annotated[int, _DATA_ONLY] = 1
+    parallelism_config_cp_backend: Annotated[None, _ELSEWHERE] = None
+    parallelism_config_cp_comm_strategy: Annotated[None, _ELSEWHERE] = None
+    parallelism_config_sp_size: Annotated[int, _DATA_ONLY] = 1
+    parallelism_config_sp_backend: Annotated[None, _ELSEWHERE] = None
+    parallelism_config_sp_seq_length: Annotated[None, _ELSEWHERE] = None
+    parallelism_config_sp_seq_length_is_variable: Annotated[None, _ELSEWHERE] = None
+    parallelism_config_sp_attn_implementation: Annotated[None, _ELSEWHERE] = None
+
+
+class LaunchFile(Section):
+    """A launch file: how many processes on how many machines, and under which strategy."""
+
+    _path: str = PrivateAttr("launch file")
+
+    compute_environment: Annotated[
+        str, _only("LOCAL_MACHINE", why="SageMaker jobs are started by other means")
+    ] = "LOCAL_MACHINE"
+    distributed_type: Annotated[
+        str,
+        _only(
+            *("MULTI_GPU", "FSDP", "DEEPSPEED", "NO"),
+            why="these types alone start processes that know each other, with GPUs and without",
+        ),
+    ]
+    num_processes: int = Field(default=-1)
+    num_machines: int = Field(default=1, ge=1)
+    machine_rank: int = Field(default=0, ge=0)
+    main_process_ip: str | None = None
+    main_process_port: int | None = Field(default=None, ge=0, le=65_535)
+    rdzv_backend: str | None = "static"
+    same_network: bool = False
+    gpu_ids: str | None = None
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = None
+    use_cpu: Annotated[
+        bool,
+        _only(
+            False,
+            why="with true the launcher starts processes that do not know each other; "
+            "a machine without GPUs is recognised by itself",
+        ),
+    ] = False
+    debug: bool = False
+    enable_cpu_affinity: bool = False
+    main_training_function: str = "main"
+    fsdp_config: FsdpConfig | None = None
+    deepspeed_config: DeepspeedConfig | None = None
+    parallelism_config: ParallelismConfig | None = None
+    dynamo_backend: Annotated[
+        str | None, _only("NO", None, why="the run configuration decides with model.compile")
+    ] = None
+    dynamo_config: Annotated[
+        None, _only(None, why="the run configuration decides with model.compile")
+    ] = None
+    fp8_config: Annotated[None, _ELSEWHERE] = None
+    megatron_lm_config: Annotated[None, _ELSEWHERE] = None
+    mpirun_config: Annotated[None, _ELSEWHERE] = None
+    downcast_bf16: Annotated[Any, _only(False, "no", None, why="it is for TPUs")] = False
+    tpu_name: Annotated[Any, _TPU] = None
+    tpu_zone: Annotated[Any, _TPU] = None
+    tpu_use_cluster: Annotated[Any, _TPU] = False
+    tpu_use_sudo: Annotated[Any, _TPU] = False
+    tpu_vm: Annotated[Any, _TPU] = None
+    tpu_env: Annotated[Any, _TPU] = None
+    command_file: Annotated[Any, _TPU] = None
+    commands: Annotated[Any, _TPU] = None
+
+    @property
+    def replicas(self) -> int:
+        """Replica groups of hybrid sharding; 1 for every other strategy."""
+        mesh = self.parallelism_config
+        return mesh.parallelism_config_dp_replicate_size if mesh else 1
+
+    @property
+    def path(self) -> str:
+        """The file it was read from, for messages."""
+        return self._path
