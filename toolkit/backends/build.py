@@ -1,0 +1,153 @@
+"""From a launch, a model and an optimizer to an engine: the one place that orders the wrapping."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.backends.engine import Engine
+from toolkit.backends.launched import Launched
+from toolkit.backends.strategies import (
+    Accumulation,
+    Precision,
+    check_accumulation,
+    check_precision,
+)
+from toolkit.batching import BatchPlan
+from toolkit.errors import UsageError
+from toolkit.model.sizes import ModelSizes
+
+TORCH_DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def build_engine(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    launched: Launched,
+    plan: BatchPlan,
+    sizes: ModelSizes,
+    accumulation: Accumulation,
+    precision: Precision,
+    grad_clip: float,
+    trackers: list[str] | None = None,
+    project_dir: str | None = None,
+) -> Engine:
+    """Wrap model and optimizer together for the launched strategy.
+
+    `start_process_group` must have run. The optimizer must have been built on this model: engines
+    replace its parameters by their sharded ones, which works only in one call for both.
+
+    Raises:
+        UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
+            precision, or the launch file asks for another precision.
+    """
+    from accelerate import Accelerator, PartialState
+
+    check_accumulation(launched.strategy, accumulation)
+    check_precision(precision, PartialState().device.type)
+    _check_launched_precision(launched, precision)
+    accelerator = Accelerator(
+        mixed_precision="no" if precision == "fp32" else precision,
+        log_with=trackers or None,
+        project_dir=project_dir,
+        **_plugins(launched, plan, sizes, precision, grad_clip),
+    )
+    wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    return _engine_class(launched)(
+        accelerator=accelerator,
+        model=wrapped,
+        optimizer=wrapped_optimizer,
+        launched=launched,
+        accumulation=accumulation,
+        grad_clip=grad_clip,
+    )
+
+
+def _check_launched_precision(launched: Launched, precision: Precision) -> None:
+    if launched.precision not in (None, precision):
+        raise UsageError(
+            f"the launch file says mixed_precision: {launched.precision} but the run says "
+            f"precision: {precision}; leave mixed_precision out of the launch file"
+        )
+
+
+def _engine_class(launched: Launched) -> type[Engine]:
+    if launched.strategy.startswith("zero"):
+        from toolkit.backends.zero import ZeroEngine
+
+        return ZeroEngine
+    if launched.strategy in ("single", "ddp"):
+        from toolkit.backends.replicated import ReplicatedEngine
+
+        return ReplicatedEngine
+    from toolkit.backends.fsdp2 import Fsdp2Engine
+
+    return Fsdp2Engine
+
+
+def _plugins(
+    launched: Launched,
+    plan: BatchPlan,
+    sizes: ModelSizes,
+    precision: Precision,
+    grad_clip: float,
+) -> dict[str, Any]:
+    """Return the arguments of `Accelerator` that make it the launched engine."""
+    from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs
+
+    if launched.strategy.startswith("zero"):
+        from toolkit.backends.deepspeed_config import STAGES, build_deepspeed_config
+
+        plugin = DeepSpeedPlugin(zero_stage=STAGES[launched.strategy])
+        # Given as an argument, the dictionary would be refused wherever the launch file, too, says
+        # the stage; and the launch file has to say it, for it is what picks the engine.
+        plugin.deepspeed_config |= build_deepspeed_config(
+            launched.strategy, plan=plan, sizes=sizes, precision=precision, grad_clip=grad_clip
+        )
+        return {
+            "deepspeed_plugin": plugin,
+            "gradient_accumulation_steps": plan.grad_accum_steps,
+        }
+    if launched.strategy == "ddp":
+        # Gradients as views of DDP's buckets save one copy of all gradients.
+        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        return {"kwargs_handlers": [ddp]}
+    if launched.strategy == "single":
+        return {}
+    return _fsdp2_plugins(launched, precision)
+
+
+def _fsdp2_plugins(launched: Launched, precision: Precision) -> dict[str, Any]:
+    from accelerate import PartialState
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    # AcceleratorState turns only this type into FSDP; without a GPU PartialState leaves it at NO.
+    PartialState().distributed_type = DistributedType.MULTI_GPU
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=launched.strategy != "fsdp2_no_reshard",
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        # Gradients are reduced, and so also accumulated, in fp32; Accelerate's default is bf16.
+        mixed_precision_policy=MixedPrecisionPolicy(
+            param_dtype=TORCH_DTYPES[precision], reduce_dtype=torch.float32
+        ),
+        cpu_ram_efficient_loading=False,
+    )
+    if launched.strategy != "hsdp":
+        return {"fsdp_plugin": plugin}
+    mesh = ParallelismConfig(
+        dp_replicate_size=launched.replicas,
+        dp_shard_size=launched.world_size // launched.replicas,
+    )
+    return {"fsdp_plugin": plugin, "parallelism_config": mesh}

@@ -1,0 +1,77 @@
+"""Fully sharded data parallel (torch's `fully_shard`), with or without replica groups.
+
+Parameters, gradients and optimizer state are DTensors: each rank holds a slice of dimension 0.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from toolkit.backends.engine import Engine, Moment
+
+
+class Fsdp2Engine(Engine):
+    """FSDP2 and hybrid sharding."""
+
+    @property
+    def module(self) -> nn.Module:
+        """`fully_shard` works in place: the model is its own wrapper."""
+        return self.model
+
+    @contextmanager
+    def _before_last_micro_step(self) -> Iterator[None]:
+        sync, reduce = {
+            "replicated": (False, False),
+            "sharded": (True, True),
+            "deferred": (True, False),
+        }[self.accumulation]
+        self._communicate(sync=sync, reduce=reduce)
+        yield
+        self._communicate(sync=True, reduce=True)
+
+    def _communicate(self, *, sync: bool, reduce: bool) -> None:
+        self.model.set_requires_gradient_sync(sync)  # type: ignore[operator]
+        self.model.set_requires_all_reduce(reduce)  # type: ignore[operator]
+
+    def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Gather the slices; the sharded parameter is the fp32 master."""
+        return _full(parameter)
+
+    def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Gather the slices of the reduced gradient."""
+        assert parameter.grad is not None
+        return _full(parameter.grad)
+
+    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
+        """Gather the slices of the optimizer's state."""
+        return _full(self.optimizer.state[parameter][moment])
+
+    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
+        """Keep this rank's slice of the value."""
+        with torch.no_grad():
+            parameter.copy_(_shard_like(parameter, value))
+
+    def load_moments(
+        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
+    ) -> None:
+        """Build the optimizer's state, sharded as the parameter is."""
+        self.optimizer.state[parameter] = {
+            "step": torch.tensor(float(steps)),
+            **{name: _shard_like(parameter, value) for name, value in moments.items()},
+        }
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return cast(DTensor, tensor.detach()).full_tensor()
+
+
+def _shard_like(parameter: nn.Parameter, value: torch.Tensor) -> DTensor:
+    sharded = cast(DTensor, parameter)
+    # Every rank has the whole value already, so nothing needs to be sent.
+    return distribute_tensor(
+        value.to(sharded.device), sharded.device_mesh, sharded.placements, src_data_rank=None
+    )

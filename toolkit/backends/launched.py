@@ -1,0 +1,107 @@
+"""What the launcher asked of this process, read from the environment it set.
+
+`accelerate launch` hands a launch file on as ACCELERATE_*, FSDP_* and PARALLELISM_CONFIG_*
+variables beside torchrun's RANK and WORLD_SIZE. This is the one place that reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from toolkit.backends.strategies import Precision, Strategy
+from toolkit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One process's share of a launch; `replicas` counts the replica groups of hybrid sharding."""
+
+    strategy: Strategy
+    rank: int
+    local_rank: int
+    world_size: int
+    replicas: int
+    precision: Precision | None
+
+    def describe(self) -> dict[str, object]:
+        """Return what is the same on every rank, to be stored with the run."""
+        settings = asdict(self)
+        del settings["rank"], settings["local_rank"]
+        return settings
+
+
+def read_launch(environment: Mapping[str, str]) -> Launched:
+    """Read the launch from environment variables.
+
+    Raises:
+        UsageError: the variables ask for something this toolkit has no strategy for.
+    """
+    world_size = int(environment.get("WORLD_SIZE", "1"))
+    replicas = _replicas(environment, world_size)
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", "bf16", "fp16"):
+        raise UsageError(f"mixed_precision '{precision}' is not supported; use no, bf16 or fp16")
+    return Launched(
+        strategy=_strategy(environment, replicas),
+        rank=int(environment.get("RANK", "0")),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        world_size=world_size,
+        replicas=replicas,
+        precision=None if precision == "no" else precision,  # type: ignore[arg-type]
+    )
+
+
+def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
+    if _is_true(environment, "ACCELERATE_USE_CPU"):
+        raise UsageError(
+            "use_cpu: true makes the launcher start processes that do not know of each other; "
+            "set use_cpu: false, the CPU is used where there is no GPU"
+        )
+    if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return _zero_stage(environment)
+    if _is_true(environment, "ACCELERATE_USE_FSDP"):
+        return _fsdp2(environment, replicas)
+    return "ddp" if "LOCAL_RANK" in environment else "single"
+
+
+def _zero_stage(environment: Mapping[str, str]) -> Strategy:
+    stages: dict[str, Strategy] = {"1": "zero1", "2": "zero2", "3": "zero3"}
+    if environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") != "none":
+        raise UsageError(
+            "deepspeed_config_file is not supported: DeepSpeed's configuration follows from the run"
+        )
+    stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if stage not in stages:
+        raise UsageError(f"zero_stage {stage} is not supported; use 1, 2 or 3")
+    return stages[stage]
+
+
+def _fsdp2(environment: Mapping[str, str], replicas: int) -> Strategy:
+    version = environment.get("FSDP_VERSION", "1")
+    if version != "2":
+        raise UsageError(f"fsdp_version {version} is not supported; use fsdp_version: 2")
+    if _is_true(environment, "FSDP_OFFLOAD_PARAMS"):
+        raise UsageError("fsdp_offload_params: true is not supported: offload replaces gradients")
+    if _is_true(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
+        raise UsageError(
+            "fsdp_activation_checkpointing: true is not supported; "
+            "set model.activation_checkpointing in the run configuration"
+        )
+    if "PARALLELISM_CONFIG_DP_REPLICATE_SIZE" in environment:
+        return "hsdp"
+    reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
+    return "fsdp2" if reshard == "true" else "fsdp2_no_reshard"
+
+
+def _replicas(environment: Mapping[str, str], world_size: int) -> int:
+    """Replica groups; the shard group is what remains of the world, so any world size fits."""
+    replicas = int(environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1"))
+    if world_size % replicas:
+        raise UsageError(
+            f"parallelism_config_dp_replicate_size {replicas} does not divide the "
+            f"{world_size} processes launched"
+        )
+    return replicas
+
+
+def _is_true(environment: Mapping[str, str], key: str) -> bool:
+    return environment.get(key, "false").lower() == "true"

@@ -1,0 +1,71 @@
+"""Make the launched processes one world, on GPUs and on hosts that have none.
+
+Without a GPU, Accelerate 1.15 leaves every launched process believing it is alone and exits 0
+(measured; `ACCELERATE_USE_CPU` would turn FSDP into DDP). Creating its `PartialState` first, over
+gloo, makes all engines real; the same launch file then serves both kinds of host.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from toolkit.backends.launched import Launched
+from toolkit.errors import UsageError
+
+
+def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.device:
+    """Join the processes of one launch and return this process's device.
+
+    Must run before `accelerate.Accelerator()` is made.
+
+    Raises:
+        UsageError: the group that came up is not the one that was launched, or does not add.
+    """
+    # Accelerate would pick Apple's GPU, which has no collectives.
+    if launched.strategy != "single" and not torch.cuda.is_available():
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    _quieten_engines()
+    from accelerate import PartialState
+
+    if launched.strategy == "single":
+        return PartialState().device
+    if torch.cuda.is_available():
+        state = PartialState(timeout=timeout)
+    elif launched.strategy == "ddp":
+        state = PartialState(cpu=True, timeout=timeout)
+    else:
+        state = PartialState(backend="gloo", timeout=timeout)
+    _check_world(launched)
+    _check_reduction(state.device)
+    return state.device
+
+
+def _quieten_engines() -> None:
+    """Engines announce every setting at INFO; the run's own header says what matters."""
+    import logging
+
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+def _check_world(launched: Launched) -> None:
+    joined = dist.get_world_size() if dist.is_initialized() else 1
+    if joined != launched.world_size:
+        raise UsageError(
+            f"{launched.world_size} processes were launched but this one is in a world of {joined}"
+        )
+
+
+def _check_reduction(device: torch.device) -> None:
+    """Reduce known values: rank r gives r + 1, so the sum is n (n + 1) / 2."""
+    world_size = dist.get_world_size()
+    expected = world_size * (world_size + 1) / 2
+    value = torch.tensor(float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(value)
+    if value.item() != expected:
+        raise UsageError(
+            f"the known sum over {world_size} ranks came out as {value.item()}, not {expected}: "
+            "two processes have the same rank, or the communication backend does not add"
+        )

@@ -1,0 +1,49 @@
+"""Every rank holds everything: one process alone, or DistributedDataParallel."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from toolkit.backends.engine import Engine, Moment
+
+
+class ReplicatedEngine(Engine):
+    """One process, or DDP: `no_sync` keeps gradients local where the mode is `replicated`."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model inside DDP's wrapper, if there is one."""
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+
+    def _before_last_micro_step(self) -> AbstractContextManager[None]:
+        if self.accumulation == "replicated" and self.launched.strategy == "ddp":
+            return self.model.no_sync()  # type: ignore[operator, no-any-return]
+        return super()._before_last_micro_step()
+
+    def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the parameter itself: it is whole here."""
+        return parameter.detach()
+
+    def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the gradient itself: it is whole here."""
+        assert parameter.grad is not None
+        return parameter.grad
+
+    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
+        """Return the optimizer's own tensor: it is whole here."""
+        return self.optimizer.state[parameter][moment]  # type: ignore[no-any-return]
+
+    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
+        """Copy the value in place, so that every wrapper's reference stays good."""
+        with torch.no_grad():
+            parameter.copy_(value)
+
+    def load_moments(
+        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
+    ) -> None:
+        """Build the optimizer's state as its own first update would."""
+        self.optimizer.state[parameter] = {
+            "step": torch.tensor(float(steps)),
+            **{name: value.to(parameter.device).clone() for name, value in moments.items()},
+        }
