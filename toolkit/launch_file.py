@@ -87,7 +87,10 @@ def _check_accelerate_agrees(path: str | Path, written: dict[str, Any]) -> None:
         raise UsageError(f"{path}: Accelerate cannot read it; quote what is not a number") from None
     for key, ours in _leaves(written).items():
         if theirs.get(key) != ours:
-            raise UsageError(f"{path}: quote the value of {key}, Accelerate misreads a bare {ours}")
+            raise UsageError(
+                f"{path}: Accelerate reads {key} as {theirs.get(key)}, not as {ours}; "
+                "quote text and write numbers plainly"
+            )
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -90,7 +90,7 @@ def describe_problems(
             texts = _sentences(key, details)
         sentences += [f"{source_of(key)}: {text}" for text in texts]
     if len(found) > _MOST_PROBLEMS:
-        sentences.append(f"... and {len(found) - _MOST_PROBLEMS:,} more problems")
+        sentences.append(f"{source_of('')}: {len(found) - _MOST_PROBLEMS:,} more problems")
     return sentences
 
 
@@ -107,6 +107,10 @@ def describe_value(value: Any) -> str:
     return "a list" if isinstance(value, list | tuple) else "a section"
 
 
+def _plain(bound: Any) -> Any:
+    return f"{bound:g}" if isinstance(bound, float) else bound
+
+
 def _dotted(location: tuple[int | str, ...]) -> str:
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).removeprefix(".")
@@ -121,7 +125,8 @@ def _sentences(key: str, details: ErrorDetails) -> list[str]:
     wanted = _WANTED.get(kind)
     if wanted is None:
         return [f"{key}: {details['msg']}"]
-    wanted = wanted.format(**details.get("ctx", {}))
+    bounds = {name: _plain(bound) for name, bound in details.get("ctx", {}).items()}
+    wanted = wanted.format(**bounds)
     got = describe_value(details["input"])
     hint = "; quote it to make it text" if kind == "string_type" and "number" in got else ""
     return [f"{key} must be {wanted}, got {got}{hint}"]

@@ -1,0 +1,75 @@
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "optimizer: {lerning_rate: 1}",
+            "unknown key 'optimizer.lerning_rate'; did you mean 'optimizer.lr'?",
+        ),
+        ("training: {stpes: 5}", "unknown key 'training.stpes'; did you mean 'training.steps'?"),
+        ("training: {lr: 1}", "unknown key 'training.lr'; did you mean 'optimizer.lr'?"),
+        ("optimzer: {lr: 1}", "unknown key 'optimzer'; did you mean 'optimizer'?"),
+        ("precsion: bf16", "unknown key 'precsion'; did you mean 'precision'?"),
+        (
+            "batch: {gradient_accumulation_steps: 4}",
+            "unknown key 'batch.gradient_accumulation_steps'; did you mean "
+            "'batch.tokens_per_step'?",
+        ),
+        ("qqqqqq: 1", "unknown key 'qqqqqq'"),
+        ("training: {steps: '8'}", "training.steps must be an integer, got the text '8'"),
+        ("training: {steps: 8.0}", "training.steps must be an integer, got the number 8.0"),
+        ("training: {steps: true}", "training.steps must be an integer, got the boolean true"),
+        ("training: {steps: null}", "training.steps must be an integer, got nothing (null)"),
+        ("seed: 010", "seed must be an integer, got the text '010'"),
+        (
+            "batch: {tokens_per_step: 524_288}",
+            "batch.tokens_per_step must be an integer, got the text '524_288'",
+        ),
+        ("optimizer: {lr: true}", "optimizer.lr must be a number, got the boolean true"),
+        ("model: {compile: yes}", "model.compile must be true or false, got the text 'yes'"),
+        ("model: {compile: 1}", "model.compile must be true or false, got the number 1"),
+        ("run_name: 7", "run_name must be text, got the number 7; quote it to make it text"),
+        ("optimizer: 3", "optimizer must be a section with keys of its own, got the number 3"),
+        ("data: {train: {a: b}}", "data.train must be a list, got a section"),
+        (
+            "data: {train: [a, 3]}",
+            "data.train[1] must be text, got the number 3; quote it to make it text",
+        ),
+        ("data: {train: []}", "data.train must be a list that is not empty, got a list"),
+        ("precision: fp8", "precision must be 'fp32', 'bf16' or 'fp16', got the text 'fp8'"),
+        (
+            "accumulation: shard",
+            "accumulation must be 'replicated', 'sharded' or 'deferred', got the text 'shard'",
+        ),
+        (
+            "model: {preset: gpt3}",
+            "model.preset must be 'gpt2', 'gpt2-medium', 'gpt2-large' or 'gpt2-xl', got the "
+            "text 'gpt3'",
+        ),
+        ("training: {trackers: [wandbb]}", "training.trackers[0] must be"),
+    ],
+)
+def test_keys_and_types(problems, text, sentence):
+    (line,) = problems(text)
+    assert line.startswith(f"demo.yaml: {sentence}")
+
+
+def test_all_problems_are_reported_one_a_line(problems):
+    lines = problems("seed: x\nprecsion: bf16\ntraining: {steps: 0}\noptimizer: {lr: -1}")
+    assert len(lines) == 4
+    assert all(line.startswith("demo.yaml: ") for line in lines)
+
+
+def test_a_flood_of_problems_is_cut_short(problems):
+    lines = problems("".join(f"key{i}: 1\n" for i in range(1_000)))
+    assert len(lines) == 21
+    assert lines[-1] == "demo.yaml: 980 more problems"
+
+
+def test_hostile_keys_are_shown_harmlessly(problems):
+    (line,) = problems('"a\\e[31m\\nb": 1')
+    assert "\x1b" not in line
+    (line,) = problems(f"{'k' * 500}: 1")
+    assert len(line) < 200
