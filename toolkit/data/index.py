@@ -4,6 +4,7 @@ Everything is written by `toolkit.data.prepare`, after the shards; a folder with
 somebody else's or was never finished.
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from toolkit.data.shards import Shard, inspect_shard
 from toolkit.errors import UntrustedError
 
 INDEX_NAME = "index.json"
+# There from before the first shard until after the index: what an interrupted `prepare` left.
+MARKER_NAME = ".incomplete"
 _FORMAT = "scaling-toolkit shards"
 _VERSION = 1
 
@@ -73,11 +76,11 @@ class Index:
         return sum(source.skipped for source in self.sources)
 
     def to_json(self) -> str:
-        """Return the text of `index.json`."""
+        """Return the text of `index.json`; its `sha256` is that of the same text without it."""
         totals = {"tokens": self.tokens, "documents": self.documents, "skipped": self.skipped}
-        return json.dumps(
-            {"format": _FORMAT, "version": _VERSION, **totals, **asdict(self)}, indent=1
-        )
+        fields = {"format": _FORMAT, "version": _VERSION, **totals, **asdict(self)}
+        digest = hashlib.sha256(json.dumps(fields, indent=1).encode()).hexdigest()
+        return json.dumps({**fields, "sha256": digest}, indent=1) + "\n"
 
 
 def read_index(folder: Path) -> Index | None:
@@ -94,9 +97,12 @@ def read_index(folder: Path) -> Index | None:
     except OSError as error:
         raise UntrustedError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        return _parse(json.loads(text))
+        index = _parse(json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UntrustedError(f"{path}: not the index of a prepared folder ({error!r})") from None
+    if text != index.to_json().encode():
+        raise UntrustedError(f"{path}: changed since it was written")
+    return index
 
 
 def check_shard(folder: Path, entry: ShardEntry) -> Shard:
@@ -151,9 +157,6 @@ def _parse(fields: dict[str, Any]) -> Index:
         _check_types(shard)
         if Path(shard.file).name != shard.file:
             raise ValueError(f"shard {shard.file!r} is no plain file name")
-    for total in ("tokens", "documents", "skipped"):
-        if fields[total] != getattr(index, total):
-            raise ValueError(f"{total} {fields[total]!r}, but the entries sum up to another number")
     return index
 
 

@@ -80,9 +80,16 @@ class Shard:
 
     def scan(self, *, vocab_size: int) -> None:
         """Read the whole file once and `check_range` it."""
+        for start, tokens in self._blocks():
+            self.check_range(tokens, start=start, vocab_size=vocab_size)
+
+    def largest(self) -> int:
+        """Read the whole file once and return the largest id."""
+        return max(int(tokens.max()) for _, tokens in self._blocks())
+
+    def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.tokens, _SCAN_TOKENS):
-            stop = min(start + _SCAN_TOKENS, self.tokens)
-            self.check_range(self.read(start, stop), start=start, vocab_size=vocab_size)
+            yield start, self.read(start, min(start + _SCAN_TOKENS, self.tokens))
 
 
 def inspect_shard(path: Path) -> Shard:

@@ -1,0 +1,127 @@
+"""The text files among what a person names, and the documents in them.
+
+A `.txt`, `.md` or `.markdown` file is one document: UTF-8, where a byte-order mark is dropped and
+CRLF becomes LF, as Python reads text. Each line of a `.jsonl` file that is not blank is one
+document: a JSON object whose `text` is taken as it is.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from toolkit.data.cuts import MAX_RUN, overlong_run
+from toolkit.errors import UsageError
+
+_TEXT_SUFFIXES = (".txt", ".md", ".markdown")
+_JSON_LINES_SUFFIX = ".jsonl"
+
+LONG_RUN = f"more than {MAX_RUN:,} characters without a boundary between words are no text"
+
+
+class BadDocumentError(Exception):
+    """Why a document is no text; `offset` is in bytes from where reading it began."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
+    """Return the text files that `inputs` name, and how many other files were ignored.
+
+    Folders are searched to the bottom, in the order of the names; hidden files and folders are
+    passed over uncounted.
+
+    Raises:
+        UsageError: an input doesn't exist or is of another kind, a folder cannot be read or holds
+            no text, or a file is named twice.
+    """
+    found: dict[str, Path] = {}
+    ignored = 0
+    for name in inputs:
+        path = Path(name)
+        files, others = _in_folder(path) if path.is_dir() else ([_named(path)], 0)
+        ignored += others
+        for file in files:
+            if found.setdefault(os.path.abspath(file), file) is not file:
+                raise UsageError(f"{file}: named twice, so it would be learned twice")
+    if not found:
+        raise UsageError("no input is named; give files or folders of .txt, .md or .jsonl")
+    return list(found.values()), ignored
+
+
+def is_json_lines(path: Path) -> bool:
+    """Tell whether each line of a file is a document."""
+    return path.suffix.lower() == _JSON_LINES_SUFFIX
+
+
+def document_of_line(line: bytes) -> str | None:
+    """Return the document that one line of a `.jsonl` file holds, or None if it is blank.
+
+    Raises:
+        BadDocumentError: the line is no JSON object with a `text` of proper Unicode in it.
+    """
+    try:
+        decoded = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadDocumentError(error.start, "not UTF-8") from None
+    if not decoded.strip():
+        return None
+    try:
+        fields = json.loads(decoded)
+    except (ValueError, RecursionError) as error:
+        place = len(decoded[: getattr(error, "pos", 0)].encode())
+        raise BadDocumentError(place, f"not JSON: {getattr(error, 'msg', error)}") from None
+    if not isinstance(fields, dict) or "text" not in fields:
+        raise BadDocumentError(0, "not a JSON object with the field 'text'")
+    text = fields["text"]
+    if not isinstance(text, str):
+        raise BadDocumentError(0, f"the field 'text' is a {type(text).__name__}, not a string")
+    _check_json_text(text)
+    return text
+
+
+def _check_json_text(text: str) -> None:
+    if not text.strip():
+        raise BadDocumentError(0, "the field 'text' is empty")
+    if "\0" in text:
+        raise BadDocumentError(0, "the field 'text' is binary, it holds NUL")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadDocumentError(0, "the field 'text' holds half of a surrogate pair") from None
+    if overlong_run(text) is not None:
+        raise BadDocumentError(0, f"the field 'text': {LONG_RUN}")
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() in (*_TEXT_SUFFIXES, _JSON_LINES_SUFFIX)
+
+
+def _named(path: Path) -> Path:
+    if not os.path.lexists(path):
+        raise UsageError(f"{path}: no such file or folder")
+    if not _is_text(path):
+        raise UsageError(
+            f"{path}: not text by its name; .txt, .md, .markdown or .jsonl is expected"
+        )
+    return path
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], int]:
+    files: list[Path] = []
+    ignored = 0
+    for parent, folders, names in os.walk(folder, onerror=_refuse_folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = [Path(parent, name) for name in names if not name.startswith(".")]
+        texts = [path for path in paths if _is_text(path)]
+        files += texts
+        ignored += len(paths) - len(texts)
+    if not files:
+        raise UsageError(f"{folder}: holds no text (.txt, .md, .markdown or .jsonl)")
+    return sorted(files), ignored
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise UsageError(f"{error.filename}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,101 @@
+"""The second reading: slices of good documents to tokens, in as many processes as wanted."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
+from functools import cache
+from multiprocessing import connection, parent_process
+
+import numpy as np
+import tiktoken
+
+from toolkit.data.cuts import pieces
+from toolkit.data.documents import BadDocumentError, document_of_line, is_json_lines
+from toolkit.data.survey import Slice
+from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
+from toolkit.errors import UsageError
+
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def encode_slice(part: Slice) -> np.ndarray:
+    """Return the tokens of a slice as a uint32 array, `<|endoftext|>` before each document.
+
+    Raises:
+        UsageError: the file is no longer what was surveyed.
+    """
+    try:
+        return _encode(part)
+    except (BadDocumentError, UnicodeDecodeError, EOFError):
+        raise UsageError(f"{part.path}: changed while it was being prepared") from None
+    except OSError as error:
+        raise UsageError(f"{part.path}: cannot be read any more: {error.strerror}") from None
+
+
+def encode_in_order(
+    executor: Executor, parts: Iterable[Slice], *, ahead: int
+) -> Iterator[tuple[Slice, np.ndarray]]:
+    """Yield each slice with its tokens in the order given, working at most `ahead` in advance."""
+    waiting: list[tuple[Slice, Future[np.ndarray]]] = []
+    for part in parts:
+        waiting.append((part, executor.submit(encode_slice, part)))
+        if len(waiting) > ahead:
+            done, tokens = waiting.pop(0)
+            yield done, tokens.result()
+    for done, tokens in waiting:
+        yield done, tokens.result()
+
+
+def start_worker() -> None:
+    """Make a worker process end with its parent: at once if that is killed, not by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _encode(part: Slice) -> np.ndarray:
+    vocabulary = _vocabulary()
+    tokens: list[int] = []
+    for begins, text in _texts(part, _read(part)):
+        if begins:
+            tokens.append(END_OF_TEXT)
+        for piece in pieces(text):
+            tokens += vocabulary.encode_ordinary(piece)
+    return np.array(tokens, dtype=np.uint32)
+
+
+@cache
+def _vocabulary() -> tiktoken.Encoding:
+    return build_vocabulary()
+
+
+def _texts(part: Slice, data: bytes) -> Iterator[tuple[bool, str]]:
+    """Yield the texts in a slice, each with whether a document begins there."""
+    if is_json_lines(part.path):
+        # Only "\n" ends a line of JSON; `bytes.splitlines` would also split at "\r".
+        for line in data.split(b"\n"):
+            text = document_of_line(line)
+            if text is not None:
+                yield True, text
+        return
+    text = data.decode()
+    if part.start == 0:
+        text = text.removeprefix(_BYTE_ORDER_MARK)
+    yield part.start == 0, text.replace("\r\n", "\n")
+
+
+def _read(part: Slice) -> bytes:
+    with open(part.path, "rb") as file:
+        file.seek(part.start)
+        data = file.read(part.stop - part.start)
+    if len(data) < part.stop - part.start:
+        raise EOFError
+    return data

@@ -1,0 +1,188 @@
+"""Text to token shards: `toolkit data prepare`."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from toolkit.data.documents import find_text_files
+from toolkit.data.durable import write_durably
+from toolkit.data.encode import encode_in_order, start_worker
+from toolkit.data.index import INDEX_NAME, Index, ShardEntry, Vocabulary
+from toolkit.data.output_folder import claim_output_folder
+from toolkit.data.survey import Survey, size_and_time, survey
+from toolkit.data.vocabulary import RANKS_SHA256, VOCABULARY_NAME, VOCABULARY_SIZE
+from toolkit.data.writer import ShardWriter
+from toolkit.errors import UsageError
+
+# As build-nanogpt's and llm.c's FineWeb shards: 200 MB a file.
+SHARD_TOKENS = 10**8
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What a folder of shards holds; `reused` if it was there already.
+
+    `ignored` counts files in the input folders that are no text by their name, `problem` is the
+    first reason why a document was skipped.
+    """
+
+    folder: Path
+    index: Index
+    reused: bool
+    ignored: int
+    problem: str | None
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        index = self.index
+        line = (
+            f"{self.folder}: {'reused ' if self.reused else ''}{index.tokens:,} tokens of "
+            f"{index.documents:,} documents in {len(index.shards):,} shards"
+        )
+        if index.skipped:
+            line += f"; {index.skipped:,} bad documents skipped, the first is {self.problem}"
+        if self.ignored:
+            line += f"; {self.ignored:,} files of other kinds ignored"
+        return line
+
+
+def prepare(
+    inputs: Sequence[str | Path],
+    out_dir: str | Path,
+    *,
+    skip_bad: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    processes: int | None = None,
+) -> PreparedData:
+    """Write the tokens of text files and folders of them as shards with an `index.json`.
+
+    Documents are taken in the order of `inputs`, files of a folder by name, each after
+    `<|endoftext|>`; see `toolkit.data.documents`. The shards are the same for any number of
+    `processes`, by default one per core. A folder with the same content is reused, what an
+    interrupted run left is replaced, anything else is left alone.
+
+    Raises:
+        UsageError: an input or a document is bad (unless `skip_bad`), nothing is left, `out_dir`
+            holds something else or cannot be written, or another process writes there.
+        UntrustedError: `out_dir` holds shards that are damaged.
+    """
+    processes = _cores() if processes is None else processes
+    if processes < 1:
+        raise UsageError(f"processes must be at least 1, got {processes}")
+    files, ignored = find_text_files(inputs)
+    folder = Path(out_dir)
+    with _workers(processes if _is_much(files) else 1) as executor:
+        surveys = [
+            done.result()
+            for done in [executor.submit(survey, file, skip_bad=skip_bad) for file in files]
+        ]
+        problem = next((found.problem for found in surveys if found.problem), None)
+        if not any(found.source.documents for found in surveys):
+            raise UsageError(f"no good document is left; the first problem is {problem}")
+        wanted = Index(
+            vocabulary=Vocabulary(name=VOCABULARY_NAME, size=VOCABULARY_SIZE, sha256=RANKS_SHA256),
+            shard_tokens=shard_tokens,
+            shards=(),
+            sources=tuple(found.source for found in surveys),
+        )
+        with claim_output_folder(folder, wanted) as earlier:
+            index = earlier or _write(folder, wanted, surveys, executor, processes)
+    return PreparedData(folder, index, earlier is not None, ignored, problem)
+
+
+def _write(
+    folder: Path, wanted: Index, surveys: list[Survey], executor: Executor, processes: int
+) -> Index:
+    try:
+        shards = _write_shards(folder, wanted.shard_tokens, surveys, executor, processes)
+        index = Index(
+            vocabulary=wanted.vocabulary,
+            shard_tokens=wanted.shard_tokens,
+            shards=shards,
+            sources=wanted.sources,
+        )
+        write_durably(folder / INDEX_NAME, index.to_json().encode())
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written: {error.strerror}") from None
+    return index
+
+
+def _write_shards(
+    folder: Path,
+    shard_tokens: int,
+    surveys: list[Survey],
+    executor: Executor,
+    processes: int,
+) -> tuple[ShardEntry, ...]:
+    writer = ShardWriter(folder, shard_tokens=shard_tokens, vocabulary_size=VOCABULARY_SIZE)
+    parts = [part for found in surveys for part in found.slices]
+    with _progress(sum(part.stop - part.start for part in parts)) as progress:
+        for part, tokens in encode_in_order(executor, parts, ahead=4 * processes):
+            writer.append(tokens)
+            progress.advance(progress.task_ids[0], part.stop - part.start)
+    for found in surveys:
+        path = Path(found.source.path)
+        if found.slices and size_and_time(path) != found.size_and_time:
+            raise UsageError(f"{path}: changed while it was being prepared")
+    return writer.finish()
+
+
+@contextmanager
+def _workers(processes: int) -> Iterator[Executor]:
+    pool = _executor(processes)
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise UsageError(
+            "a process that encodes text was killed from outside, perhaps for want of memory; "
+            "start again with fewer processes"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _executor(processes: int) -> Executor:
+    if processes == 1:
+        return ThreadPoolExecutor(1)
+    # Forking a process that has threads may deadlock, so each starts afresh.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=start_worker)
+
+
+def _cores() -> int:
+    """Cores this process may use; macOS cannot tell, so there it is all of them."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _is_much(files: list[Path]) -> bool:
+    """Tell whether there is enough text, 4 MB, to make up for starting processes."""
+    return sum(os.path.getsize(file) for file in files if os.path.isfile(file)) > 4 * 10**6
+
+
+def _progress(total: int) -> Progress:
+    """A bar on a terminal; elsewhere one plain line at the start."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"encoding {total:,} bytes of text", highlight=False)
+    progress = Progress(
+        "encoding",
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    progress.add_task("encoding", total=total)
+    return progress
