@@ -13,9 +13,13 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
 from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import Accumulation
+
+EARLIER_MICRO_STEPS = "earlier_micro_steps"
+"""Name under which a profile of a step shows all micro-steps but the last."""
 
 MicroBatch = TypeVar("MicroBatch")
 Moment = Literal["exp_avg", "exp_avg_sq"]
@@ -65,9 +69,10 @@ class Engine(ABC):
         an engine decides before the forward pass whether the backward pass will communicate.
         """
         *earlier, last = micro_batches
-        for micro_batch in earlier:
-            with self._before_last_micro_step():
-                yield micro_batch
+        with record_function(EARLIER_MICRO_STEPS):
+            for micro_batch in earlier:
+                with self._before_last_micro_step():
+                    yield micro_batch
         yield last
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
@@ -87,8 +92,11 @@ class Engine(ABC):
         max_norm = self.grad_clip or float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._clear_gradients()
         return grad_norm
+
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -99,6 +107,14 @@ class Engine(ABC):
         """Set the learning rate of every parameter group."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Forward passes without gradients or dropout; every rank must do equally many."""
+        self.model.eval()
+        with torch.no_grad():
+            yield
+        self.model.train()
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of `value` over all ranks; a collective, so every rank must call it."""

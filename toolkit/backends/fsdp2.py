@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from toolkit.backends.engine import Engine, Moment
@@ -37,6 +38,15 @@ class Fsdp2Engine(Engine):
         self.model.set_requires_gradient_sync(sync)  # type: ignore[operator]
         self.model.set_requires_all_reduce(reduce)  # type: ignore[operator]
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Also give back what stayed gathered: only a backward pass would have freed it."""
+        with super().evaluating():
+            yield
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the slices; the sharded parameter is the fp32 master."""
         return _full(parameter)
@@ -60,7 +70,7 @@ class Fsdp2Engine(Engine):
     ) -> None:
         """Build the optimizer's state, sharded as the parameter is."""
         self.optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps)),
+            "step": torch.tensor(float(steps), device=self.device),
             **{name: _shard_like(parameter, value) for name, value in moments.items()},
         }
 

@@ -1,11 +1,13 @@
 """What the launcher asked of this process, read from the environment it set.
 
 `accelerate launch` hands a launch file on as ACCELERATE_*, FSDP_* and PARALLELISM_CONFIG_*
-variables beside torchrun's RANK and WORLD_SIZE. This is the one place that reads them.
+variables beside torchrun's RANK and WORLD_SIZE. This is the one place that reads them. The launch
+file itself is not among them; it is found on the command line of the launcher, the parent process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from toolkit.backends.strategies import Precision, Strategy
 from toolkit.errors import UsageError
@@ -105,3 +107,27 @@ def _replicas(environment: Mapping[str, str], world_size: int) -> int:
 
 def _is_true(environment: Mapping[str, str], key: str) -> bool:
     return environment.get(key, "false").lower() == "true"
+
+
+def find_launch_file() -> Path | None:
+    """Return the launch file this process was started with, or None where there is none to see."""
+    import psutil
+
+    parent = psutil.Process().parent()
+    try:
+        command = parent.cmdline() if parent else []
+    except psutil.Error:
+        return None
+    return launch_file_of(command)
+
+
+def launch_file_of(command: Sequence[str]) -> Path | None:
+    """Return the `--config_file` of an `accelerate launch` command line, if it has one."""
+    if "launch" not in command:
+        return None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == "--config_file":
+            return Path(following)
+        if word.startswith("--config_file="):
+            return Path(word.partition("=")[2])
+    return None

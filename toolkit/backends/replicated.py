@@ -21,6 +21,11 @@ class ReplicatedEngine(Engine):
             return self.model.no_sync()  # type: ignore[operator, no-any-return]
         return super()._before_last_micro_step()
 
+    def _clear_gradients(self) -> None:
+        # Under DDP gradients are views of its buckets; a new set beside the buckets would be
+        # allocated by the first micro-step that does not communicate.
+        self.optimizer.zero_grad(set_to_none=self.launched.strategy == "single")
+
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return the parameter itself: it is whole here."""
         return parameter.detach()
@@ -44,6 +49,6 @@ class ReplicatedEngine(Engine):
     ) -> None:
         """Build the optimizer's state as its own first update would."""
         self.optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps)),
+            "step": torch.tensor(float(steps), device=parameter.device),
             **{name: value.to(parameter.device).clone() for name, value in moments.items()},
         }

@@ -5,12 +5,14 @@ own configuration, and reports the norm afterwards; `deepspeed_config` gives it 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from deepspeed import utils as ds
 from torch import nn
+from torch.profiler import record_function
 
-from toolkit.backends.engine import Engine, MicroBatch, Moment
+from toolkit.backends.engine import EARLIER_MICRO_STEPS, Engine, MicroBatch, Moment
 
 
 class ZeroEngine(Engine):
@@ -27,14 +29,17 @@ class ZeroEngine(Engine):
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches; the last one is DeepSpeed's boundary."""
+        *earlier, last = micro_batches
         if self.accumulation == "replicated" and self.launched.strategy != "zero1":
             self._set_boundary(True)
             with self.model.coalesce_grad_reduction():  # type: ignore[operator]
-                yield from micro_batches
+                with record_function(EARLIER_MICRO_STEPS):
+                    yield from earlier
+                yield last
             return
-        *earlier, last = micro_batches
         self._set_boundary(False)
-        yield from earlier
+        with record_function(EARLIER_MICRO_STEPS):
+            yield from earlier
         self._set_boundary(True)
         yield last
 
@@ -56,6 +61,17 @@ class ZeroEngine(Engine):
         """Whether DeepSpeed left out the last update because of an overflow."""
         return not self.model.was_step_applied()  # type: ignore[operator]
 
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        """This rank's flat fp32 partitions, one per group; each stage has a name of its own."""
+        optimizer: Any = self.model.optimizer
+        names = (
+            "fp32_partitioned_groups_flat",  # stage 3
+            "single_partition_of_fp32_groups",  # stages 1 and 2
+            "fp32_groups_flat_partition",  # stage 1 in bf16
+        )
+        return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
+
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the fp32 master fragments."""
         return ds.safe_get_full_fp32_param(parameter)
@@ -66,6 +82,7 @@ class ZeroEngine(Engine):
 
     def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
         """Gather the fragments of the optimizer's state."""
+        self._link_moments()
         return ds.safe_get_full_optimizer_state(parameter, moment)
 
     def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -75,8 +92,23 @@ class ZeroEngine(Engine):
     def load_moments(
         self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
     ) -> None:
-        """Set the fragments of the optimizer's state."""
+        """Set the fragments of the optimizer's state, which a fresh engine does not have yet."""
+        state = self.optimizer.state
+        for master in self.masters:
+            if not state[master]:
+                state[master] = {name: torch.zeros_like(master) for name in moments}
+                state[master]["step"] = torch.tensor(float(steps), device=self.device)
+        self._link_moments()
         for name, value in moments.items():
             ds.safe_set_full_optimizer_state(parameter, value.to(self.device), name)
-        for state in self.optimizer.state.values():
-            state["step"] = torch.tensor(float(steps))
+
+    def _link_moments(self) -> None:
+        """Let every parameter find its part of the optimizer's state.
+
+        DeepSpeed 0.19.8 does so after the first group's first update, when the other groups have no
+        state, and then never again.
+        """
+        optimizer: Any = self.model.optimizer
+        if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
+            optimizer._hp_optimizer_states_linked = False
+            optimizer._lazy_init_hp_params_optimizer_state()

@@ -1,0 +1,232 @@
+"""What was asked against what is in force, read off the wrapped model and the running first step.
+
+Engines fall back in silence: an unlaunched world trains copies, a misspelt stage becomes the
+default, a tied head comes apart. Each of these is an error here, not a line in a log.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.profiler import ProfilerActivity, profile
+
+from toolkit.backends.build import TORCH_DTYPES
+from toolkit.backends.engine import EARLIER_MICRO_STEPS, Engine
+from toolkit.backends.strategies import Precision
+from toolkit.errors import UsageError
+
+_WRAPPERS = {
+    "single": "GPT2",
+    "ddp": "DistributedDataParallel",
+    "fsdp2": "FSDPGPT2",
+    "fsdp2_no_reshard": "FSDPGPT2",
+    "hsdp": "FSDPGPT2",
+    "zero1": "DeepSpeedEngine",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+}
+_REDUCTIONS = {
+    "c10d::allreduce_": "all-reduce",
+    "c10d::allreduce_coalesced_": "all-reduce",
+    "c10d::reduce_": "reduce",
+    "c10d::reduce_scatter_": "reduce-scatter",
+    "c10d::_reduce_scatter_base_": "reduce-scatter",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that was asked, beside what was found."""
+
+    name: str
+    asked: Any
+    found: Any
+
+    def describe(self) -> str:
+        """Return what was found, as a person would write it."""
+        found = self.found if isinstance(self.found, set) else {self.found}
+        return ", ".join(sorted(str(value).removeprefix("torch.") for value in found)) or "none"
+
+
+def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str]) -> list[Fact]:
+    """Compare the wrapped model with what was asked; return all facts compared.
+
+    Args:
+        engine: freshly built.
+        precision: the run's.
+        tied: two dotted names that must be one parameter.
+
+    Raises:
+        UsageError: every fact that differs, asked beside found.
+    """
+    facts = [
+        Fact("world size", engine.world_size, dist.get_world_size() if dist.is_initialized() else 1),
+        Fact("wrapper", _WRAPPERS[engine.launched.strategy], type(engine.model).__name__),
+        Fact("tied weights", "one parameter", _tie(engine.module, *tied)),
+        Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),
+        *_strategy_facts(engine, precision),
+    ]
+    _raise_differences(facts)
+    return facts
+
+
+def _raise_differences(facts: list[Fact]) -> None:
+    differences = [
+        f"{fact.name}: asked {fact.asked}, found {fact.found}"
+        for fact in facts
+        if fact.asked != fact.found
+    ]
+    if differences:
+        raise UsageError("what was asked is not in force: " + "; ".join(differences))
+
+
+def _tie(module: nn.Module, first: str, second: str) -> str:
+    one = module.get_parameter(first) is module.get_parameter(second)
+    return "one parameter" if one else f"{first} and {second} are two"
+
+
+def _optimizer_parameters(engine: Engine) -> str:
+    if engine.launched.strategy.startswith("zero"):
+        # DeepSpeed puts flat fp32 partitions in their place; their sizes are compared instead.
+        return "the model's"
+    held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in engine.named_parameters() if id(p) not in held]
+    return f"without {missing[0]}" if missing else "the model's"
+
+
+def _strategy_facts(engine: Engine, precision: Precision) -> list[Fact]:
+    if engine.launched.strategy.startswith("zero"):
+        return _zero_facts(engine, precision)
+    masters = [Fact("parameter dtypes", {torch.float32}, _dtypes(engine))]
+    if engine.launched.strategy in ("single", "ddp"):
+        return masters
+    return masters + _fsdp2_facts(engine, precision)
+
+
+def _dtypes(engine: Engine) -> set[torch.dtype]:
+    return {parameter.dtype for _, parameter in engine.named_parameters()}
+
+
+def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
+    from torch.distributed.fsdp import FSDPModule
+
+    blocks = [m for m in engine.module.modules() if type(m).__name__.endswith("Block")]
+    wrapped = [m for m in blocks if isinstance(m, FSDPModule)]
+    state = engine.module._get_fsdp_state()  # type: ignore[operator]
+    policy = state._mp_policy
+    shards = engine.world_size // engine.launched.replicas
+    sizes = [_shard_excess(parameter, shards) for _, parameter in engine.named_parameters()]
+    reshard = {
+        m._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is not None  # type: ignore[operator]
+        for m in wrapped
+    }
+    return [
+        Fact("sharded blocks", len(blocks), len(wrapped)),
+        Fact("parameters sharded beyond their share", 0, sum(excess != 0 for excess in sizes)),
+        Fact("reshard after forward", {engine.launched.strategy != "fsdp2_no_reshard"}, reshard),
+        Fact("compute dtype", TORCH_DTYPES[precision], policy.param_dtype or torch.float32),
+        Fact("reduction dtype", torch.float32, policy.reduce_dtype or torch.float32),
+    ]
+
+
+def _shard_excess(parameter: nn.Parameter, shards: int) -> int:
+    """Elements held locally beyond (or short of) this rank's slice of dimension 0."""
+    sharded = cast(DTensor, parameter)
+    mesh_dim = next(i for i, p in enumerate(sharded.placements) if isinstance(p, Shard))
+    index = sharded.device_mesh.get_local_rank(mesh_dim)
+    if sharded.device_mesh.size(mesh_dim) != shards:
+        return -1
+    rows = sharded.shape[0]
+    per_rank = -(-rows // shards)
+    mine = max(0, min(rows, (index + 1) * per_rank) - index * per_rank)
+    return sharded.to_local().numel() - mine * sharded.numel() // rows
+
+
+def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
+    from toolkit.backends.zero import ZeroEngine
+
+    model: Any = engine.model
+    masters = cast(ZeroEngine, engine).masters
+    stage = int(engine.launched.strategy.removeprefix("zero"))
+    _, accumulation = model.get_data_types()
+    held = sum(master.numel() for master in masters)
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for _, p in engine.named_parameters())
+    share = held * engine.world_size / parameters
+    return [
+        Fact("ZeRO stage", stage, int(model.zero_optimization_stage())),
+        Fact("gradient clipping", engine.grad_clip, model.gradient_clipping()),
+        Fact("compute dtype", {TORCH_DTYPES[precision]}, _dtypes(engine)),
+        Fact("master dtype", {torch.float32}, {master.dtype for master in masters}),
+        Fact("accumulation dtype", torch.float32, accumulation),
+        # Flat partitions are padded so that they divide evenly, by far less than this.
+        Fact("fp32 masters held", "1/world size", "1/world size" if 1 <= share < 1.5 else share),
+    ]
+
+
+@contextmanager
+def check_first_step(engine: Engine) -> Iterator[None]:
+    """Watch one update and compare what it did with what was asked.
+
+    Collectives are read from the profiler, which sees those of DDP's and DeepSpeed's own code too.
+
+    Raises:
+        UsageError: gradients were communicated at the wrong micro-steps, the optimizer's state is
+            not fp32, or parameters did not move.
+    """
+    before = _fingerprints(engine)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        yield
+    after = _fingerprints(engine)
+    still = sum(after[name] == before[name] for name in before)
+    facts = [
+        Fact("optimizer state dtypes", set(), _state_dtypes(engine) - {torch.float32}),
+        # A norm's weight near 1 can lie still under a tiny learning rate; most others cannot.
+        Fact("most parameters moved", True, engine.step_was_skipped or 2 * still < len(before)),
+        *_communication_facts(engine, recorded),
+    ]
+    _raise_differences(facts)
+
+
+def _fingerprints(engine: Engine) -> dict[str, int]:
+    """Sum of each parameter's bits, read as integers: any update changes it."""
+    return {
+        name: int(engine.full_parameter(p).contiguous().view(torch.int32).sum(dtype=torch.int64))
+        for name, p in engine.named_parameters()
+    }
+
+
+def _state_dtypes(engine: Engine) -> set[torch.dtype]:
+    """Dtypes of the optimizer's moments; a step count is no moment."""
+    states = engine.optimizer.state.values()
+    moments = [t for state in states for name, t in state.items() if name.startswith("exp_avg")]
+    return {moment.dtype for moment in moments}
+
+
+def _communication_facts(engine: Engine, recorded: profile) -> list[Fact]:
+    """Which reductions ran before the last micro-step; none at all if there is only one."""
+    events = recorded.events() or []
+    earlier = [event.time_range for event in events if event.name == EARLIER_MICRO_STEPS]
+    if engine.world_size == 1 or not earlier:
+        return []
+    start, end = earlier[0].start, earlier[0].end
+    found = {
+        _REDUCTIONS[event.name]
+        for event in events
+        if event.name in _REDUCTIONS and start <= event.time_range.start < end
+    }
+    return [Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)]
+
+
+def _asked_reductions(engine: Engine) -> set[str]:
+    if engine.accumulation == "replicated":
+        return set()
+    if engine.launched.strategy == "hsdp":
+        both = {"reduce-scatter", "all-reduce"}
+        return both if engine.accumulation == "sharded" else {"reduce-scatter"}
+    # ZeRO-2 all-reduces its buckets and keeps its own part, whatever its configuration calls it.
+    return {"all-reduce" if engine.launched.strategy in ("ddp", "zero2") else "reduce-scatter"}

@@ -1,0 +1,125 @@
+"""From a configuration and a launch to everything a run needs, in the one order that works."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from toolkit.backends.build import build_engine
+from toolkit.backends.engine import Engine
+from toolkit.backends.in_force import check_in_force
+from toolkit.backends.launched import Launched
+from toolkit.backends.process_group import start_process_group
+from toolkit.batching import BatchPlan, plan_batch
+from toolkit.config import RunConfig
+from toolkit.data.batches import GlobalBatches, TokenDataset
+from toolkit.data.stream import TokenStream
+from toolkit.errors import UsageError
+from toolkit.model.gpt2 import GPT2
+from toolkit.training.optimizer import build_optimizer
+
+PROCESS_GROUP_TIMEOUT = timedelta(minutes=10)
+TIED = ("transformer.wte.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with; `val` is None where nothing is to be evaluated."""
+
+    config: RunConfig
+    plan: BatchPlan
+    batches: GlobalBatches
+    val: TokenDataset | None
+    engine: Engine
+    facts: list[str]
+
+
+def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
+    """Check the data, join the processes, build the model and wrap it.
+
+    Raises:
+        UsageError: the batch, the data or the launch does not fit the configuration, or what was
+            asked is not in force.
+    """
+    plan = plan_batch(
+        tokens_per_step=config.batch.tokens_per_step,
+        seq_len=config.data.seq_len,
+        micro_batch_size=config.batch.micro_batch_size,
+        world_size=launched.world_size,
+    )
+    batches = build_batches(config, plan, rank=launched.rank)
+    val = _dataset(config, config.data.val) if config.data.val else None
+    device = start_process_group(launched, timeout=PROCESS_GROUP_TIMEOUT)
+    model = build_model(config).to(device)
+    optimizer = build_optimizer(model, config.optimizer)
+    groups = [
+        f"{sum(p.numel() for p in group['params']):,} parameters decay by {group['weight_decay']:g}"
+        for group in optimizer.param_groups
+    ]
+    engine = build_engine(
+        model,
+        optimizer,
+        launched=launched,
+        plan=plan,
+        sizes=config.model.sizes(),
+        accumulation=config.accumulation,
+        precision=config.precision,
+        grad_clip=config.optimizer.grad_clip,
+        trackers=list(config.training.trackers),
+        project_dir=str(folder),
+    )
+    checked = check_in_force(engine, precision=config.precision, tied=TIED)
+    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
+    return Run(config, plan, batches, val, engine, facts)
+
+
+def build_model(config: RunConfig) -> GPT2:
+    """Build the model; its initial weights follow from the seed, on every rank the same."""
+    torch.manual_seed(config.seed)
+    model = GPT2(
+        config.model.sizes(),
+        dropout=config.model.dropout,
+        activation_checkpointing=config.model.activation_checkpointing,
+        loss=config.model.loss,
+    )
+    if config.model.compile:
+        # Before any wrapping, so that an engine's hooks stay outside the compiled code.
+        model.compile_blocks()
+    return model
+
+
+def build_batches(config: RunConfig, plan: BatchPlan, *, rank: int) -> GlobalBatches:
+    """Open the training shards as this rank's part of every global batch."""
+    return GlobalBatches(
+        _dataset(config, config.data.train),
+        sequences_per_step=plan.sequences_per_step,
+        micro_batch_size=plan.micro_batch_size,
+        grad_accum_steps=plan.grad_accum_steps,
+        world_size=plan.world_size,
+        rank=rank,
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+    )
+
+
+def _dataset(config: RunConfig, paths: tuple[str, ...]) -> TokenDataset:
+    stream = TokenStream(paths, vocab_size=config.model.vocab_size)
+    return TokenDataset(stream, seq_len=config.data.seq_len)
+
+
+def check_compiler() -> None:
+    """Refuse `model.compile` where torch.compile has no C++ compiler to work with.
+
+    Raises:
+        UsageError: says what is missing and what to set.
+    """
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        raise UsageError(
+            "model.compile: true needs a C++ compiler (g++ or clang++) on the PATH; install one "
+            "or set model.compile: false"
+        ) from None

@@ -1,0 +1,78 @@
+"""What a run reports: one JSON object and one console line per step."""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+GIB = 2**30
+
+
+class MetricsLog:
+    """`metrics.jsonl`, appended to as things happen; only rank 0 writes it.
+
+    Args:
+        path: the file; what it holds beyond `last_step` is dropped, for it will be done again.
+        last_step: updates that the run carries on from; 0 starts the file anew.
+    """
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        kept = [line for line in _lines(path) if _step_of(line) <= last_step] if last_step else []
+        partial = path.with_suffix(".jsonl.tmp")
+        partial.write_text("".join(line + "\n" for line in kept))
+        partial.replace(path)
+        self._file: TextIO = path.open("a", buffering=1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one object; it is on its way to the file when this returns."""
+        self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _step_of(line: str) -> float:
+    """Step of a line; a line torn by a crash belongs to no step that was kept."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def train_line(record: dict[str, Any], *, steps: int) -> str:
+    """Return the console line of a training record."""
+    memory = f"{record['peak_memory_bytes'] / GIB:.2f} GiB"
+    skipped = f" | skipped {record['skipped']}" if record.get("skipped") else ""
+    return (
+        f"step {record['step']:>5}/{steps} | loss {record['loss']:.4f} | "
+        f"grad_norm {record['grad_norm']:.3f} | lr {record['lr']:.2e} | "
+        f"{record['step_s'] * 1e3:.0f} ms | {record['tokens_per_s']:,.0f} tokens/s | "
+        f"{memory}{skipped}"
+    )
+
+
+def eval_line(record: dict[str, Any], *, steps: int) -> str:
+    """Return the console line of an evaluation record."""
+    return (
+        f"eval {record['step']:>5}/{steps} | loss {record['loss']:.4f} | {record['tokens']:,} tokens"
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return this rank's memory peak so far.
+
+    On a GPU what PyTorch's allocator held at most; on a CPU the largest resident set of the
+    process, which includes the libraries themselves.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,69 @@
+"""The folder of a run, `<output_dir>/<run_name>/`, and what is written there besides metrics."""
+
+import json
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toolkit.config import RunConfig, dump_run_config
+
+_PACKAGES = ("scaling-toolkit", "torch", "accelerate", "deepspeed", "transformers", "numpy")
+
+
+def run_folder(config: RunConfig) -> Path:
+    """Return the run's folder; `run_name` is a plain name, so it cannot lead elsewhere."""
+    return Path(config.output_dir) / config.run_name
+
+
+def write_description(
+    folder: Path, config: RunConfig, launch: dict[str, Any], devices: dict[str, Any]
+) -> None:
+    """Write `config.yaml`, `launch.yaml` and `environment.json`."""
+    (folder / "config.yaml").write_text(dump_run_config(config))
+    (folder / "launch.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "devices": devices,
+        "git": _git_state(),
+    }
+    _replace_json(folder / "environment.json", environment)
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write `summary.json` in one move, so that a reader never sees half of it."""
+    _replace_json(folder / "summary.json", summary)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of the last start in this folder, if it got that far."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    except FileNotFoundError:
+        return None
+    return summary
+
+
+def _replace_json(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_suffix(".json.tmp")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the code and whether it was changed, or None where it is no checkout."""
+    root = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

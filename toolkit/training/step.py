@@ -1,0 +1,49 @@
+"""One optimizer update: micro-batches, loss, backward, clip, step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from toolkit.backends.engine import Engine
+from toolkit.model.loss import IGNORE_INDEX
+
+MicroBatch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Scalars that are the same on every rank, still on the device.
+
+    Attributes:
+        loss: mean over all valid targets of the global batch, before the update.
+        grad_norm: global L2 norm of the gradient before clipping.
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+
+
+def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float) -> StepResult:
+    """Update the parameters once from this rank's part of the global batch.
+
+    Args:
+        engine: the wrapped model and optimizer.
+        micro_batches: tokens and targets, each [micro_batch_size, seq_len], on the device.
+        lr: the learning rate of this update.
+    """
+    engine.set_lr(lr)
+    targets_in_step = engine.sum_over_ranks(count_valid(micro_batches)).clamp_min(1)
+    loss = torch.zeros((), device=engine.device)
+    for tokens, targets in engine.accumulate(micro_batches):
+        # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.
+        share = engine.model(tokens, targets) / targets_in_step
+        engine.backward(share)
+        loss += share.detach()
+    grad_norm = engine.clip_and_step()
+    return StepResult(engine.sum_over_ranks(loss), grad_norm)
+
+
+def count_valid(micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+    """Return the number of targets that count, as a scalar int64 tensor."""
+    return torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()

@@ -1,0 +1,158 @@
+"""One launched process, from its arguments to its exit code."""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolkit.backends.launched import Launched, find_launch_file, read_launch
+from toolkit.check import check_pair
+from toolkit.config import RunConfig, load_run_config
+from toolkit.errors import OutOfMemoryError, ToolkitError
+from toolkit.launch_file import load_launch_file
+from toolkit.training.run_folder import run_folder, write_description, write_summary
+
+_FIRST_WORD_S = 3.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as `--config FILE [section.key=value ...]` says; return the process's exit code."""
+    parser = argparse.ArgumentParser(
+        prog="launch/train.py",
+        description="Train GPT-2. Started by `accelerate launch`, which decides where and how.",
+    )
+    parser.add_argument("--config", required=True, metavar="RUN.yaml", help="what is trained")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    options = parser.parse_intermixed_args(arguments)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        config = load_run_config(options.config, options.overrides)
+        launched = read_launch(os.environ)
+        launch = _check_launch(config, launched)
+    except ToolkitError as error:
+        _speak(rank, str(error))
+        return error.exit_code
+    return _train(config, launched, launch)
+
+
+def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
+    """Hold the launch file against the run; return how the run was launched, to be stored.
+
+    Accelerate drops unknown keys in silence, so only the file itself can show a slip in it.
+    """
+    path = find_launch_file()
+    if path is not None:
+        check_pair(config, load_launch_file(path), world_size=launched.world_size)
+    return {"config_file": str(path) if path else None, **launched.describe()}
+
+
+def _train(config: RunConfig, launched: Launched, launch: dict[str, Any]) -> int:
+    folder = run_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, Any] = {
+        "exit": 0,
+        "reason": "done",
+        "steps": None,
+        "final_loss": None,
+        "tokens_per_s": None,
+        "peak_memory_bytes": None,
+        "estimated_peak_memory_bytes": None,
+        "strategy": launched.strategy,
+        "accumulation": config.accumulation,
+        "world_size": launched.world_size,
+        "parameters": config.model.sizes().parameter_count,
+    }
+    say = print_line if launched.rank == 0 else _silence
+    try:
+        summary |= _run(config, launched, launch, folder, say)
+    except ToolkitError as error:
+        summary |= {"exit": error.exit_code, "reason": str(error)}
+        _speak(launched.rank, str(error))
+    except Exception as error:
+        summary |= {"exit": 1, "reason": f"rank {launched.rank}: {type(error).__name__}: {error}"}
+        sys.stderr.write(f"rank {launched.rank} failed:\n{traceback.format_exc()}")
+    if launched.rank == 0 or summary["exit"]:
+        write_summary(folder, summary)
+    return int(summary["exit"])
+
+
+def _run(
+    config: RunConfig,
+    launched: Launched,
+    launch: dict[str, Any],
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    import torch
+
+    from toolkit.training.build import build_run
+    from toolkit.training.loop import Loop
+
+    try:
+        run = build_run(config, launched, folder)
+        if launched.rank == 0:
+            write_description(folder, config, launch, _devices(run.engine.device))
+        for line in header(config, run, launched, folder):
+            say(line)
+        loop = Loop(run, folder, say)
+        run.engine.accelerator.init_trackers(config.run_name, config=config.model_dump(mode="json"))
+        loop.fit()
+        run.engine.accelerator.end_training()
+        return loop.figures()
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"out of memory on rank {launched.rank}: {str(error).splitlines()[0]} "
+            "Lower batch.micro_batch_size, or set model.activation_checkpointing: true"
+        ) from None
+
+
+def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> list[str]:
+    """Return the lines printed before the first step."""
+    import torch.distributed as dist
+
+    backend = dist.get_backend() if dist.is_initialized() else "none"
+    sizes = config.model.sizes()
+    return [
+        f"run        {folder}",
+        f"strategy   {launched.strategy}, accumulation {config.accumulation}, "
+        f"{launched.world_size} x {run.engine.device.type}, backend {backend}",
+        f"model      {sizes.parameter_count:,} parameters, {config.precision}",
+        f"batch      {run.plan.describe()}",
+        f"data       {len(run.batches.dataset.stream):,} tokens, "
+        f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
+        *(f"in force   {fact}" for fact in run.facts),
+    ]
+
+
+def _devices(device: Any) -> dict[str, Any]:
+    import torch
+
+    if device.type == "cuda":
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return {"type": "cuda", "names": names}
+    return {"type": device.type, "cpu_count": os.cpu_count()}
+
+
+def print_line(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(line, flush=True)
+
+
+def _silence(line: str) -> None:
+    pass
+
+
+def _speak(rank: int, sentence: str) -> None:
+    """Say what is wrong, once: ranks mostly fail alike, and the launcher ends them when one has."""
+    if rank:
+        time.sleep(_FIRST_WORD_S)
+        sentence = f"rank {rank}: {sentence}"
+    sys.stderr.write(f"error: {sentence}\n")
+    sys.stderr.flush()
