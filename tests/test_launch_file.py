@@ -301,6 +301,12 @@ def test_values_that_would_not_be_in_force_are_refused(problems, strategy, chang
     assert problems(strategy, **changes)[0].startswith(sentence)
 
 
+def test_the_smallest_launch_file_names_the_type(tmp_path):
+    path = tmp_path / "launch.yaml"
+    path.write_text("distributed_type: 'NO'\n")
+    assert load_launch_file(path).num_processes == 1
+
+
 def test_what_accelerate_config_writes_is_accepted(tmp_path):
     """The interactive command's answers for two GPUs, with its harmless keys."""
     path = tmp_path / "default_config.yaml"

@@ -98,6 +98,15 @@ def test_integers_serve_as_numbers_and_exponents_are_numbers(load):
         ("seed: -1", "seed", "at least 0"),
         ("seed: 4294967296", "seed", "below 4294967296"),
         ("output_dir: ''", "output_dir", "some text"),
+        ("model: {n_layer: 0, n_head: 1, n_embd: 1}", "model.n_layer", "at least 1"),
+        ("model: {n_layer: 1, n_head: 0, n_embd: 1}", "model.n_head", "at least 1"),
+        ("model: {n_layer: 1, n_head: 1, n_embd: 0}", "model.n_embd", "at least 1"),
+        ("model: {block_size: 0}", "model.block_size", "at least 1"),
+        ("batch: {tokens_per_step: 0}", "batch.tokens_per_step", "at least 1"),
+        ("optimizer: {min_lr: -1}", "optimizer.min_lr", "at least 0"),
+        ("optimizer: {grad_clip: -1}", "optimizer.grad_clip", "at least 0"),
+        ("training: {eval_sequences: 0}", "training.eval_sequences", "at least 1"),
+        ("model: 3", "model", "a section with keys of its own"),
     ],
 )
 def test_ranges(problems, text, key, rule):
