@@ -59,8 +59,8 @@ def fetch(file: PinnedFile, *, timeout: float) -> bytes:
     """
     settings = _pip_settings()
     index = _index_address(settings)
-    opener = _build_opener(settings.get("cert"))
     try:
+        opener = _build_opener(settings.get("cert"))
         page = _read(opener, f"{index}/{file.project}/", index, timeout, limit=2**24)
         address = _address_of(file.name, page)
         data = _read(opener, address, index, timeout, limit=file.size + 1).body

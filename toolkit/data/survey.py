@@ -127,9 +127,10 @@ def _decoded(path: Path) -> Iterator[str]:
     offset = 0
     with open(path, "rb") as file:
         while block := file.read(SLICE_BYTES):
+            text = _decode(decoder, block, offset, final=False)
             if b"\0" in block:
                 raise BadDocumentError(offset + block.index(b"\0"), "binary, it holds NUL")
-            yield _decode(decoder, block, offset, final=False)
+            yield text
             offset += len(block)
     yield _decode(decoder, b"", offset, final=True)
 
