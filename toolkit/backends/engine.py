@@ -158,13 +158,17 @@ class Engine(ABC):
 
     @abstractmethod
     def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Set a parameter, master and working copy alike, from its whole fp32 value."""
+        """Set a parameter's fp32 master from its whole value; `finish_loading` does the rest."""
 
     @abstractmethod
     def load_moments(
         self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
     ) -> None:
         """Set both AdamW moments from whole fp32 values, and the number of updates behind them."""
+
+    def finish_loading(self) -> None:
+        """Called once after all parameters are loaded, where an engine keeps a second copy."""
+        return
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def _quieten_engines() -> None:
     """Engines announce every setting at INFO; the run's own header says what matters."""
     import logging
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 

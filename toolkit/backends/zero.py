@@ -86,13 +86,16 @@ class ZeroEngine(Engine):
         return ds.safe_get_full_optimizer_state(parameter, moment)
 
     def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Set the master fragments and the working copy."""
-        ds.safe_set_full_fp32_param(parameter, value.to(self.device))
+        """Set this rank's part of the fp32 master; `finish_loading` sets the working copies."""
+        if self._is_partitioned:
+            ds.safe_set_local_fp32_param(parameter, self._own_part(parameter, value))
+        else:
+            ds.safe_set_full_fp32_param(parameter, value.to(self.device))
 
     def load_moments(
         self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
     ) -> None:
-        """Set the fragments of the optimizer's state, which a fresh engine does not have yet."""
+        """Set this rank's part of the optimizer's state, which a fresh engine does not have yet."""
         state = self.optimizer.state
         for master in self.masters:
             if not state[master]:
@@ -100,7 +103,33 @@ class ZeroEngine(Engine):
                 state[master]["step"] = torch.tensor(float(steps), device=self.device)
         self._link_moments()
         for name, value in moments.items():
-            ds.safe_set_full_optimizer_state(parameter, value.to(self.device), name)
+            if self._is_partitioned:
+                part = self._own_part(parameter, value)
+                ds.safe_set_local_optimizer_state(parameter, part, name)
+            else:
+                ds.safe_set_full_optimizer_state(parameter, value.to(self.device), name)
+
+    def finish_loading(self) -> None:
+        """Make the parameters that the model computes with out of the masters."""
+        optimizer: Any = self.model.optimizer
+        if not self._is_partitioned:
+            optimizer.update_lp_params()
+            return
+        for group in range(len(self.masters)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        if kept := optimizer.persistent_parameters:
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
+
+    @property
+    def _is_partitioned(self) -> bool:
+        return self.launched.strategy == "zero3"
+
+    def _own_part(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of the flat value, padded at the end so that all slices are equal."""
+        size = parameter.ds_tensor.numel()  # type: ignore[operator, union-attr]
+        part = value.flatten()[self.rank * size : (self.rank + 1) * size].to(self.device)
+        return nn.functional.pad(part, (0, size - len(part)))
 
     def _link_moments(self) -> None:
         """Let every parameter find its part of the optimizer's state.

@@ -57,6 +57,7 @@ def read_state(engine: Engine, folder: Path, *, with_moments: bool, steps: int) 
     shapes = {name: _full_shape(parameter) for name, parameter in parameters.items()}
     for name, value in _read(folder / f"{PARAMETERS}.safetensors", shapes):
         engine.load_parameter(parameters[name], value)
+    engine.finish_loading()
     if not with_moments:
         return
     files = [_read(folder / f"{moment}.safetensors", shapes) for moment in MOMENTS]
