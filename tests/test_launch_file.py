@@ -252,7 +252,6 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
             {"deepspeed_config__zero_stage": 2},
             "deepspeed_config has no effect with distributed_type: MULTI_GPU",
         ),
-        ("zero2", {"fsdp_config": {"fsdp_min_num_params": 1}}, "fsdp_"),
         (
             "single",
             {"num_processes": 2},
@@ -299,6 +298,42 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
 )
 def test_values_that_would_not_be_in_force_are_refused(problems, strategy, changes, sentence):
     assert problems(strategy, **changes)[0].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value"),
+    [
+        ("fsdp2", "fsdp_config__fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),
+        ("fsdp2", "fsdp_config__fsdp_activation_checkpointing_offload", True),
+        ("fsdp2", "fsdp_config__fsdp_ignored_modules", "lm_head"),
+        ("fsdp2", "fsdp_config__fsdp_min_num_params", 1),
+        ("fsdp2", "fsdp_config__fsdp_backward_prefetch", "BACKWARD_PRE"),
+        ("fsdp2", "fsdp_config__fsdp_forward_prefetch", True),
+        ("fsdp2", "fsdp_config__fsdp_use_orig_params", True),
+        ("fsdp2", "fsdp_config__fsdp_sync_module_states", True),
+        ("zero2", "deepspeed_config__gradient_accumulation_steps", 0),
+        ("zero2", "deepspeed_config__gradient_clipping", -1.0),
+        ("zero2", "deepspeed_config__train_micro_batch_size_per_gpu", 0),
+        ("zero2", "deepspeed_config__train_batch_size", 0),
+        ("zero2", "deepspeed_config__offload_param_device", "cpu"),
+        ("zero2", "deepspeed_config__offload_optimizer_nvme_path", "/nvme"),
+        ("zero2", "deepspeed_config__offload_param_nvme_path", "/nvme"),
+        ("zero2", "deepspeed_config__deepspeed_moe_layer_cls_names", "MLP"),
+        ("hsdp", "parallelism_config__parallelism_config_dp_replicate_size", 0),
+        ("hsdp", "parallelism_config__parallelism_config_dp_shard_size", 0),
+        ("hsdp", "parallelism_config__parallelism_config_cp_size", 2),
+        ("hsdp", "parallelism_config__parallelism_config_sp_size", 2),
+        ("ddp", "num_machines", 0),
+        ("ddp", "machine_rank", -1),
+        ("ddp", "downcast_bf16", True),
+        ("ddp", "dynamo_backend", "INDUCTOR"),
+        ("ddp", "megatron_lm_config", {"tp_degree": 2}),
+        ("ddp", "mpirun_config", {"mpirun_hostfile": "hosts"}),
+        ("ddp", "tpu_name", "pod"),
+    ],
+)
+def test_each_key_refuses_what_the_project_does_not_do(problems, strategy, key, value):
+    assert f"{key.rpartition('__')[2]} must be " in problems(strategy, **{key: value})[0]
 
 
 def test_the_smallest_launch_file_names_the_type(tmp_path):

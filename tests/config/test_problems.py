@@ -48,6 +48,7 @@ import pytest
             "model.preset must be 'gpt2', 'gpt2-medium', 'gpt2-large' or 'gpt2-xl', got the "
             "text 'gpt3'",
         ),
+        ('output_dir: "\\ud800"', "output_dir: Input should be a valid string"),
         ("training: {trackers: [wandbb]}", "training.trackers[0] must be"),
     ],
 )
