@@ -1,5 +1,7 @@
+import dataclasses
 import hashlib
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +23,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 @contextmanager
-def served(answers):
+def served(answers, *, claimed_length=None):
     """A web server on the loopback: `answers` gives type and body of each path."""
     seen = []
 
@@ -31,6 +33,8 @@ def served(answers):
             status, kind, body = answers.get(self.path, (404, "text/plain", b""))
             self.send_response(status)
             self.send_header("Location" if status == 302 else "Content-Type", kind)
+            if claimed_length and kind == "application/gzip":
+                self.send_header("Content-Length", str(claimed_length))
             self.end_headers()
             self.wfile.write(body)
 
@@ -125,6 +129,21 @@ def test_an_index_that_does_not_answer_is_unreachable(monkeypatch, address):
     use_index(monkeypatch, address)
     with pytest.raises(UnreachableError):
         fetch(FILE, timeout=5)
+
+
+def test_an_index_that_falls_silent_is_unreachable(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        use_index(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UnreachableError, match="timed out"):
+            fetch(FILE, timeout=0.1)
+
+
+def test_a_connection_that_breaks_off_is_unreachable(monkeypatch):
+    answers = {"/plays/": listing("/x"), "/x": (200, "application/gzip", DATA[:-3])}
+    with served(answers, claimed_length=len(DATA)) as (host, _):
+        use_index(monkeypatch, f"http://{host}")
+        with pytest.raises(UnreachableError, match="IncompleteRead"):
+            fetch(dataclasses.replace(FILE, size=100), timeout=5)
 
 
 def test_reads_what_pip_is_set_up_to_use(monkeypatch, tmp_path):

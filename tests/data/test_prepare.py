@@ -52,7 +52,7 @@ def test_documents_become_tokens_each_after_end_of_text(texts, tmp_path):
     assert tokens_of(tmp_path / "out") == expected(*documents)
     assert done.index.documents == 4
     assert done.index.tokens == len(expected(*documents))
-    assert "of 4 documents in 1 shards; 1 files of other kinds ignored" in done.summary
+    assert "of 4 documents in 1 shard; files of other kinds ignored: 1" in done.summary
     assert sorted(content(tmp_path / "out")) == ["index.json", "shard_000000.bin"]
 
 
@@ -104,7 +104,7 @@ def test_a_hundred_megabytes_of_one_letter_are_refused_or_skipped(tmp_path):
     assert not (tmp_path / "out").exists()
     done = prepare([blob, good], tmp_path / "out", skip_bad=True)
     assert tokens_of(tmp_path / "out") == expected("good")
-    assert "1 bad documents skipped, the first is" in done.summary
+    assert "bad documents skipped: 1, the first is" in done.summary
     assert "blob.txt, byte 0" in done.summary
 
 
@@ -205,6 +205,12 @@ def test_a_full_disk_is_one_sentence(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="out: cannot be written: No space left on device"):
         prepare([texts], tmp_path / "out")
+
+
+def test_a_worker_that_dies_is_one_sentence():
+    with pytest.raises(UsageError, match="ended early, killed from outside"):  # noqa: SIM117
+        with module._workers(2) as pool:
+            pool.submit(os._exit, 1).result()
 
 
 PREPARE = """

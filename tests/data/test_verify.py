@@ -14,7 +14,7 @@ def folder(tmp_path):
 
 
 def test_an_intact_folder_passes(folder):
-    assert "intact, 8 tokens in 2 shards" in verify_shards(folder).summary
+    assert "intact, 8 tokens of 1 document in 2 shards" in verify_shards(folder).summary
 
 
 def test_a_flipped_byte_anywhere_is_found(folder):

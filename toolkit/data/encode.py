@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
 from functools import cache
@@ -63,12 +64,12 @@ def start_worker() -> None:
 
 def _encode(part: Slice) -> np.ndarray:
     vocabulary = _vocabulary()
-    tokens: list[int] = []
+    tokens = array("I")
     for begins, text in _texts(part, _read(part)):
         if begins:
             tokens.append(END_OF_TEXT)
         for piece in pieces(text):
-            tokens += vocabulary.encode_ordinary(piece)
+            tokens.extend(vocabulary.encode_ordinary(piece))
     return np.array(tokens, dtype=np.uint32)
 
 

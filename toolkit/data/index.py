@@ -75,6 +75,14 @@ class Index:
         """Bad documents that were left out."""
         return sum(source.skipped for source in self.sources)
 
+    def describe(self) -> str:
+        """Return what the folder holds, as a part of a sentence."""
+        return (
+            f"{self.tokens:,} tokens of {self.documents:,} "
+            f"{'document' if self.documents == 1 else 'documents'} in {len(self.shards):,} "
+            f"{'shard' if len(self.shards) == 1 else 'shards'}"
+        )
+
     def to_json(self) -> str:
         """Return the text of `index.json`; its `sha256` is that of the same text without it."""
         totals = {"tokens": self.tokens, "documents": self.documents, "skipped": self.skipped}

@@ -126,8 +126,12 @@ def _read(opener: OpenerDirector, address: str, index: str, timeout: float, *, l
     if password and urlsplit(address).hostname == urlsplit(index).hostname:
         headers["Authorization"] = f"Basic {b64encode(unquote(password).encode()).decode()}"
     with opener.open(Request(_without_password(address), headers=headers), timeout=timeout) as page:
+        body = page.read(limit)
+        # Of a connection that breaks off, `read` with a limit says nothing.
+        if page.length and len(body) < limit:
+            raise http.client.IncompleteRead(body, page.length)
         is_json = page.headers.get_content_type().endswith("json")
-        return _Page(page.url, is_json, page.read(limit))
+        return _Page(page.url, is_json, body)
 
 
 def _address_of(name: str, page: _Page) -> str:

@@ -43,15 +43,11 @@ class PreparedData:
     @property
     def summary(self) -> str:
         """One line for a person."""
-        index = self.index
-        line = (
-            f"{self.folder}: {'reused ' if self.reused else ''}{index.tokens:,} tokens of "
-            f"{index.documents:,} documents in {len(index.shards):,} shards"
-        )
-        if index.skipped:
-            line += f"; {index.skipped:,} bad documents skipped, the first is {self.problem}"
+        line = f"{self.folder}: {'reused ' if self.reused else ''}{self.index.describe()}"
+        if self.index.skipped:
+            line += f"; bad documents skipped: {self.index.skipped:,}, the first is {self.problem}"
         if self.ignored:
-            line += f"; {self.ignored:,} files of other kinds ignored"
+            line += f"; files of other kinds ignored: {self.ignored:,}"
         return line
 
 
@@ -67,8 +63,9 @@ def prepare(
 
     Documents are taken in the order of `inputs`, files of a folder by name, each after
     `<|endoftext|>`; see `toolkit.data.documents`. The shards are the same for any number of
-    `processes`, by default one per core. A folder with the same content is reused, what an
-    interrupted run left is replaced, anything else is left alone.
+    `processes`, by default one per core; with several, a script that calls this needs Python's
+    `if __name__ == "__main__":`. A folder with the same content is reused, what an interrupted run
+    left is replaced, anything else is left alone.
 
     Raises:
         UsageError: an input or a document is bad (unless `skip_bad`), nothing is left, `out_dir`
@@ -143,8 +140,8 @@ def _workers(processes: int) -> Iterator[Executor]:
         yield pool
     except BrokenProcessPool:
         raise UsageError(
-            "a process that encodes text was killed from outside, perhaps for want of memory; "
-            "start again with fewer processes"
+            "a process that encodes text ended early, killed from outside or out of memory; start "
+            "again with fewer processes"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

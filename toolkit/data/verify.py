@@ -26,10 +26,7 @@ class VerifiedShards:
     @property
     def summary(self) -> str:
         """One line for a person."""
-        return (
-            f"{self.folder}: intact, {self.index.tokens:,} tokens in "
-            f"{len(self.index.shards):,} shards"
-        )
+        return f"{self.folder}: intact, {self.index.describe()}"
 
 
 def verify_shards(folder: str | Path) -> VerifiedShards:
