@@ -1,0 +1,1 @@
+"""The engines: everything that knows DDP, FSDP2 or DeepSpeed."""

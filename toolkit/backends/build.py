@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import Launched
@@ -15,6 +14,7 @@ from toolkit.backends.strategies import (
 )
 from toolkit.batching import BatchPlan
 from toolkit.errors import UsageError
+from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 
 TORCH_DTYPES: dict[Precision, torch.dtype] = {
@@ -25,7 +25,7 @@ TORCH_DTYPES: dict[Precision, torch.dtype] = {
 
 
 def build_engine(
-    model: nn.Module,
+    model: GPT2,
     optimizer: torch.optim.Optimizer,
     *,
     launched: Launched,
@@ -58,8 +58,7 @@ def build_engine(
         **_plugins(launched, plan, sizes, precision, grad_clip),
     )
     wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
+    model.tie_weights()
     return _engine_class(launched)(
         accelerator=accelerator,
         model=wrapped,

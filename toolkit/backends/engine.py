@@ -29,7 +29,7 @@ class Engine(ABC):
     """A model and its optimizer, wrapped, with one way to accumulate gradients.
 
     Attributes:
-        model: what to call: `model(tokens, targets)`.
+        model: what to call: `model(tokens, targets)`; a module that its engine gave more methods.
         optimizer: the wrapped optimizer, with `param_groups`.
         device: where batches must be.
     """
@@ -38,7 +38,7 @@ class Engine(ABC):
         self,
         *,
         accelerator: Any,
-        model: nn.Module,
+        model: Any,
         optimizer: Any,
         launched: Launched,
         accumulation: Accumulation,

@@ -35,8 +35,8 @@ class Fsdp2Engine(Engine):
         self._communicate(sync=True, reduce=True)
 
     def _communicate(self, *, sync: bool, reduce: bool) -> None:
-        self.model.set_requires_gradient_sync(sync)  # type: ignore[operator]
-        self.model.set_requires_all_reduce(reduce)  # type: ignore[operator]
+        self.model.set_requires_gradient_sync(sync)
+        self.model.set_requires_all_reduce(reduce)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -69,10 +69,10 @@ class Fsdp2Engine(Engine):
         self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
     ) -> None:
         """Build the optimizer's state, sharded as the parameter is."""
-        self.optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps), device=self.device),
-            **{name: _shard_like(parameter, value) for name, value in moments.items()},
-        }
+        state = self.optimizer.state[parameter]
+        state["step"] = torch.tensor(float(steps), device=self.device)
+        for name, value in moments.items():
+            state[name] = _shard_like(parameter, value)
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:

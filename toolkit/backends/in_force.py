@@ -65,7 +65,9 @@ def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str
         UsageError: every fact that differs, asked beside found.
     """
     facts = [
-        Fact("world size", engine.world_size, dist.get_world_size() if dist.is_initialized() else 1),
+        Fact(
+            "world size", engine.world_size, dist.get_world_size() if dist.is_initialized() else 1
+        ),
         Fact("wrapper", _WRAPPERS[engine.launched.strategy], type(engine.model).__name__),
         Fact("tied weights", "one parameter", _tie(engine.module, *tied)),
         Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),
@@ -121,10 +123,7 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
     policy = state._mp_policy
     shards = engine.world_size // engine.launched.replicas
     sizes = [_shard_excess(parameter, shards) for _, parameter in engine.named_parameters()]
-    reshard = {
-        m._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is not None  # type: ignore[operator]
-        for m in wrapped
-    }
+    reshard = {_reshards_after_forward(block) for block in wrapped}
     return [
         Fact("sharded blocks", len(blocks), len(wrapped)),
         Fact("parameters sharded beyond their share", 0, sum(excess != 0 for excess in sizes)),
@@ -132,6 +131,11 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
         Fact("compute dtype", TORCH_DTYPES[precision], policy.param_dtype or torch.float32),
         Fact("reduction dtype", torch.float32, policy.reduce_dtype or torch.float32),
     ]
+
+
+def _reshards_after_forward(block: Any) -> bool:
+    group = block._get_fsdp_state()._fsdp_param_group
+    return group.post_forward_mesh_info is not None
 
 
 def _shard_excess(parameter: nn.Parameter, shards: int) -> int:
@@ -162,10 +166,17 @@ def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
         Fact("gradient clipping", engine.grad_clip, model.gradient_clipping()),
         Fact("compute dtype", {TORCH_DTYPES[precision]}, _dtypes(engine)),
         Fact("master dtype", {torch.float32}, {master.dtype for master in masters}),
-        Fact("accumulation dtype", torch.float32, accumulation),
+        Fact("accumulation dtype", {torch.float32}, {accumulation, *_window_dtypes(engine)}),
         # Flat partitions are padded so that they divide evenly, by far less than this.
         Fact("fp32 masters held", "1/world size", "1/world size" if 1 <= share < 1.5 else share),
     ]
+
+
+def _window_dtypes(engine: Engine) -> set[torch.dtype]:
+    """Dtypes of gradients that wait on the parameters themselves until the end of the window."""
+    if (engine.launched.strategy, engine.accumulation) != ("zero3", "replicated"):
+        return set()
+    return {getattr(p, "grad_dtype", p.dtype) for _, p in engine.named_parameters()}
 
 
 @contextmanager
@@ -219,7 +230,9 @@ def _communication_facts(engine: Engine, recorded: profile) -> list[Fact]:
         for event in events
         if event.name in _REDUCTIONS and start <= event.time_range.start < end
     }
-    return [Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)]
+    return [
+        Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)
+    ]
 
 
 def _asked_reductions(engine: Engine) -> set[str]:

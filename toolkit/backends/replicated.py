@@ -14,11 +14,11 @@ class ReplicatedEngine(Engine):
     @property
     def module(self) -> nn.Module:
         """The model inside DDP's wrapper, if there is one."""
-        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+        return self.accelerator.unwrap_model(self.model)
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
         if self.accumulation == "replicated" and self.launched.strategy == "ddp":
-            return self.model.no_sync()  # type: ignore[operator, no-any-return]
+            return self.model.no_sync()
         return super()._before_last_micro_step()
 
     def _clear_gradients(self) -> None:
@@ -37,7 +37,7 @@ class ReplicatedEngine(Engine):
 
     def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
         """Return the optimizer's own tensor: it is whole here."""
-        return self.optimizer.state[parameter][moment]  # type: ignore[no-any-return]
+        return self.optimizer.state[parameter][moment]
 
     def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
         """Copy the value in place, so that every wrapper's reference stays good."""
@@ -48,7 +48,7 @@ class ReplicatedEngine(Engine):
         self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
     ) -> None:
         """Build the optimizer's state as its own first update would."""
-        self.optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps), device=parameter.device),
-            **{name: value.to(parameter.device).clone() for name, value in moments.items()},
-        }
+        state = self.optimizer.state[parameter]
+        state["step"] = torch.tensor(float(steps), device=self.device)
+        for name, value in moments.items():
+            state[name] = value.to(self.device, copy=True)

@@ -22,17 +22,25 @@ class ZeroEngine(Engine):
     the whole window is inside `coalesce_grad_reduction`.
     """
 
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if self._coalesces and self._is_partitioned:
+            # Stage 3 leaves the window's gradients on its bf16 parameters; stage 2 has its own
+            # fp32 sums.
+            for _, parameter in self.named_parameters():
+                parameter.grad_dtype = torch.float32
+
     @property
     def module(self) -> nn.Module:
         """The model inside DeepSpeed's engine."""
-        return self.model.module  # type: ignore[return-value]
+        return self.model.module
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches; the last one is DeepSpeed's boundary."""
         *earlier, last = micro_batches
-        if self.accumulation == "replicated" and self.launched.strategy != "zero1":
+        if self._coalesces:
             self._set_boundary(True)
-            with self.model.coalesce_grad_reduction():  # type: ignore[operator]
+            with self.model.coalesce_grad_reduction():
                 with record_function(EARLIER_MICRO_STEPS):
                     yield from earlier
                 yield last
@@ -43,23 +51,27 @@ class ZeroEngine(Engine):
         self._set_boundary(True)
         yield last
 
+    @property
+    def _coalesces(self) -> bool:
+        return self.accumulation == "replicated" and self.launched.strategy != "zero1"
+
     def _set_boundary(self, boundary: bool) -> None:
-        self.model.set_gradient_accumulation_boundary(boundary)  # type: ignore[operator]
+        self.model.set_gradient_accumulation_boundary(boundary)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient; the loss is divided already, so DeepSpeed must not divide it again."""
-        self.model.backward(loss * self.world_size, scale_wrt_gas=False)  # type: ignore[operator]
+        self.model.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def clip_and_step(self) -> torch.Tensor:
         """Let DeepSpeed clip, update and clear, and ask it for the norm it saw."""
-        self.model.step()  # type: ignore[operator]
-        grad_norm = self.model.get_global_grad_norm()  # type: ignore[operator]
+        self.model.step()
+        grad_norm = self.model.get_global_grad_norm()
         return torch.as_tensor(grad_norm, dtype=torch.float32, device=self.device)
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether DeepSpeed left out the last update because of an overflow."""
-        return not self.model.was_step_applied()  # type: ignore[operator]
+        return not self.model.was_step_applied()
 
     @property
     def masters(self) -> list[torch.Tensor]:
@@ -127,7 +139,7 @@ class ZeroEngine(Engine):
 
     def _own_part(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
         """This rank's slice of the flat value, padded at the end so that all slices are equal."""
-        size = parameter.ds_tensor.numel()  # type: ignore[operator, union-attr]
+        size = parameter.ds_tensor.numel()
         part = value.flatten()[self.rank * size : (self.rank + 1) * size].to(self.device)
         return nn.functional.pad(part, (0, size - len(part)))
 

@@ -1,6 +1,7 @@
 """A run's state as named, full-shape fp32 tensors, the same whatever engine it came from."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -24,11 +25,8 @@ def write_state(engine: Engine, folder: Path, *, with_moments: bool) -> None:
     """
     _write(engine, folder / f"{PARAMETERS}.safetensors", engine.full_parameter)
     for moment in MOMENTS if with_moments else ():
-        _write(
-            engine,
-            folder / f"{moment}.safetensors",
-            lambda parameter, moment=moment: engine.full_moment(parameter, moment),
-        )
+        read = partial(engine.full_moment, moment=moment)
+        _write(engine, folder / f"{moment}.safetensors", read)
 
 
 def _write(engine: Engine, path: Path, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
@@ -70,9 +68,7 @@ def _read(path: Path, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, torc
     with safe_open(path, framework="pt") as file:
         differing = set(file.keys()) ^ shapes.keys()
         if differing:
-            raise UntrustedError(
-                f"{path} and the model differ in the parameter '{min(differing)}'"
-            )
+            raise UntrustedError(f"{path} and the model differ in the parameter '{min(differing)}'")
         for name, shape in shapes.items():
             value = file.get_tensor(name)
             if value.shape != shape:

@@ -91,7 +91,9 @@ class CheckpointStore:
                 return path, problems
             problems += damage
         if problems:
-            raise UntrustedError("; ".join(problems) + "; no checkpoint here can be carried on from")
+            raise UntrustedError(
+                "; ".join(problems) + "; no checkpoint here can be carried on from"
+            )
         return None, []
 
 

@@ -1,0 +1,1 @@
+"""GPT-2 and its loss; knows no rank and no engine."""

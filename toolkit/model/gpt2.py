@@ -7,7 +7,6 @@ names are those of the released checkpoint in its usual layout, so weights can b
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -95,6 +94,34 @@ class Head(nn.Linear):
         return cross_entropy_sum(super().forward(x), targets)
 
 
+class Transformer(nn.Module):
+    """Embeddings, blocks and the final norm: everything below the head."""
+
+    def __init__(self, sizes: ModelSizes, dropout: float, activation_checkpointing: bool) -> None:
+        super().__init__()
+        self.activation_checkpointing = activation_checkpointing
+        self.wte = nn.Embedding(sizes.vocab_size, sizes.n_embd)
+        self.wpe = nn.Embedding(sizes.block_size, sizes.n_embd)
+        self.drop = nn.Dropout(dropout)
+        self.h = nn.ModuleList(
+            Block(sizes.n_embd, sizes.n_head, dropout) for _ in range(sizes.n_layer)
+        )
+        self.ln_f = nn.LayerNorm(sizes.n_embd)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[B, T] int64 -> [B, T, n_embd]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        for block in self.h:
+            x = self._run(block, x)
+        return self.ln_f(x)
+
+    def _run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False)
+        return block(x)
+
+
 class GPT2(nn.Module):
     """The whole model.
 
@@ -114,25 +141,14 @@ class GPT2(nn.Module):
         loss: Literal["plain", "chunked"] = "plain",
     ) -> None:
         super().__init__()
-        self.block_size = sizes.block_size
-        self.activation_checkpointing = activation_checkpointing
-        blocks = (Block(sizes.n_embd, sizes.n_head, dropout) for _ in range(sizes.n_layer))
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": nn.Embedding(sizes.vocab_size, sizes.n_embd),
-                "wpe": nn.Embedding(sizes.block_size, sizes.n_embd),
-                "drop": nn.Dropout(dropout),
-                "h": nn.ModuleList(blocks),
-                "ln_f": nn.LayerNorm(sizes.n_embd),
-            }
-        )
+        self.transformer = Transformer(sizes, dropout, activation_checkpointing)
         self.lm_head = Head(sizes.n_embd, sizes.vocab_size, loss)
         self.tie_weights()
         self._initialise(sizes.n_layer)
 
     def tie_weights(self) -> None:
         """Make the head use the token embedding; engines call it again after moving parameters."""
-        self.lm_head.weight = self.transformer["wte"].weight  # type: ignore[assignment]
+        self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Logits, or the summed loss.
@@ -144,22 +160,12 @@ class GPT2(nn.Module):
         Returns:
             Logits [B, T, vocab_size]; with `targets` a scalar: the sum of -log p over valid ones.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.transformer["wte"](tokens) + self.transformer["wpe"](positions)
-        x = self.transformer["drop"](x)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
-            x = self._run(block, x)
-        return self.lm_head(self.transformer["ln_f"](x), targets)
+        return self.lm_head(self.transformer(tokens), targets)
 
     def compile_blocks(self) -> None:
         """Compile each block in place, which leaves parameter names as they are."""
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer.h:
             block.compile()
-
-    def _run(self, block: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
-        return block(x)
 
     def _initialise(self, n_layer: int) -> None:
         for name, parameter in self.named_parameters():

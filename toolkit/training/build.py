@@ -11,12 +11,12 @@ from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_in_force
 from toolkit.backends.launched import Launched
 from toolkit.backends.process_group import start_process_group
-from toolkit.batching import BatchPlan, plan_batch
+from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
-from toolkit.data.stream import TokenStream
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
+from toolkit.training.batches import build_batches, build_val, plan_run
 from toolkit.training.optimizer import build_optimizer
 
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=10)
@@ -42,14 +42,11 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         UsageError: the batch, the data or the launch does not fit the configuration, or what was
             asked is not in force.
     """
-    plan = plan_batch(
-        tokens_per_step=config.batch.tokens_per_step,
-        seq_len=config.data.seq_len,
-        micro_batch_size=config.batch.micro_batch_size,
-        world_size=launched.world_size,
-    )
+    plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
-    val = _dataset(config, config.data.val) if config.data.val else None
+    val = build_val(config)
+    if config.model.compile:
+        check_compiler()
     device = start_process_group(launched, timeout=PROCESS_GROUP_TIMEOUT)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
@@ -87,25 +84,6 @@ def build_model(config: RunConfig) -> GPT2:
         # Before any wrapping, so that an engine's hooks stay outside the compiled code.
         model.compile_blocks()
     return model
-
-
-def build_batches(config: RunConfig, plan: BatchPlan, *, rank: int) -> GlobalBatches:
-    """Open the training shards as this rank's part of every global batch."""
-    return GlobalBatches(
-        _dataset(config, config.data.train),
-        sequences_per_step=plan.sequences_per_step,
-        micro_batch_size=plan.micro_batch_size,
-        grad_accum_steps=plan.grad_accum_steps,
-        world_size=plan.world_size,
-        rank=rank,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-    )
-
-
-def _dataset(config: RunConfig, paths: tuple[str, ...]) -> TokenDataset:
-    stream = TokenStream(paths, vocab_size=config.model.vocab_size)
-    return TokenDataset(stream, seq_len=config.data.seq_len)
 
 
 def check_compiler() -> None:

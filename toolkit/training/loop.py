@@ -27,7 +27,7 @@ from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
 
 MAX_SKIPPED_IN_A_ROW = 20
-"""fp16 updates left out before giving up: the loss scale halves each time, from 65,536 to 1 in 16."""
+"""fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 class Loop:
@@ -79,7 +79,9 @@ class Loop:
     def _train_once(self, *, timed: bool) -> None:
         started = time.perf_counter()
         _seed_dropout(self.config.seed, self.step, self.engine.rank)
-        micro_batches = [self._on_device(batch) for batch in self.run.batches.micro_batches(self.step)]
+        micro_batches = [
+            self._on_device(batch) for batch in self.run.batches.micro_batches(self.step)
+        ]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
         result, skipped = self._update(micro_batches, lr)
         loss, grad_norm = result.loss.item(), float(result.grad_norm)
@@ -239,5 +241,5 @@ def _due(step: int, every: int, last: int) -> bool:
 
 
 def _seed_dropout(seed: int, step: int, rank: int) -> None:
-    """Make dropout a function of (seed, step, rank), so that carrying on needs no generator state."""
+    """Make dropout a function of (seed, step, rank): carrying on needs no generator state."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))

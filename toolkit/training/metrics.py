@@ -61,9 +61,8 @@ def train_line(record: dict[str, Any], *, steps: int) -> str:
 
 def eval_line(record: dict[str, Any], *, steps: int) -> str:
     """Return the console line of an evaluation record."""
-    return (
-        f"eval {record['step']:>5}/{steps} | loss {record['loss']:.4f} | {record['tokens']:,} tokens"
-    )
+    tokens = f"{record['tokens']:,} tokens"
+    return f"eval {record['step']:>5}/{steps} | loss {record['loss']:.4f} | {tokens}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

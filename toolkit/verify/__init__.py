@@ -1,0 +1,1 @@
+"""Proof that every engine computes the same update."""

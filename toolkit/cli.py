@@ -1,0 +1,105 @@
+"""The `toolkit` command: verbs and arguments, no logic."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolkit.errors import ToolkitError, UsageError
+
+app = typer.Typer(
+    help="One GPT-2 training run, from one process to many, learning the same thing each time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Text to token shards, and back to trust in them.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[section.key=value]...", show_default=False)
+]
+
+
+@app.command()
+def train(
+    strategy: Annotated[str, typer.Option(help="Which launch file of configs/accelerate.")],
+    config: Annotated[Path, typer.Option(help="The run configuration.", metavar="RUN.yaml")],
+    overrides: Overrides = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Processes to start; else as the launch file says.")
+    ] = None,
+) -> None:
+    """Print the `accelerate launch` line of a run, run it, and return the run's exit code.
+
+    The pair of files and the data are checked before anything is started.
+    """
+    from toolkit.train import train as run
+
+    raise typer.Exit(run(strategy, config, overrides or [], num_processes=num_processes))
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
+) -> None:
+    """Check run configurations and launch files, each alone and every pair of them."""
+    from toolkit.check import check_files
+
+    report = check_files(files)
+    for line in report.good:
+        typer.echo(line)
+    for line in report.problems:
+        typer.echo(line, err=True)
+    raise typer.Exit(UsageError.exit_code if report.problems else 0)
+
+
+@data.command()
+def prepare(
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the shards and their index.")],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad documents and count them.")
+    ] = False,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens per shard.")] = 100_000_000,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that tokenise.", show_default="all cores")
+    ] = None,
+) -> None:
+    """Turn text, Markdown and JSON-lines into token shards."""
+    from toolkit.data.prepare import prepare as run
+
+    prepared = run(
+        inputs,
+        out,
+        skip_bad=skip_bad,
+        shard_tokens=shard_tokens,
+        processes=processes,
+    )
+    typer.echo(prepared.summary)
+
+
+@data.command()
+def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]) -> None:
+    """Check prepared shards against their hashes."""
+    from toolkit.data.verify import verify_shards
+
+    typer.echo(verify_shards(folder).summary)
+
+
+@data.command()
+def default(out: Annotated[Path, typer.Option(help="Folder for train/ and val/.")]) -> None:
+    """Fetch and prepare the text that the demo run trains on."""
+    from toolkit.data.default_text import prepare_default_text
+
+    typer.echo(prepare_default_text(out).summary)
+
+
+def main() -> None:
+    """Run the command; an error a person can cause is one sentence and an exit code."""
+    try:
+        app()
+    except ToolkitError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,78 @@
+"""`toolkit train`: from a strategy and a run configuration to a launched job and its exit code."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from toolkit.backends.strategies import STRATEGIES
+from toolkit.check import check_pair
+from toolkit.config import load_run_config
+from toolkit.errors import UsageError
+from toolkit.launch_file import load_launch_file
+from toolkit.training.batches import build_batches, build_val
+from toolkit.training.run_folder import read_summary, run_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout, which holds the launch files and the main job beside this package."""
+
+
+def train(
+    strategy: str, config_file: Path, overrides: Sequence[str], *, num_processes: int | None
+) -> int:
+    """Check everything that can be checked beforehand, then launch and wait.
+
+    Returns:
+        The exit code of the worker, as its summary says; 1 if it left none and failed.
+
+    Raises:
+        UsageError: the configuration, the launch file, the pair of them or the data is wrong.
+        UntrustedError: data shards are damaged.
+    """
+    launch_file = find_launch_file(strategy)
+    launch = load_launch_file(launch_file)
+    config = load_run_config(config_file, overrides)
+    plan = check_pair(config, launch, world_size=num_processes)
+    build_batches(config, plan, rank=0)
+    build_val(config)
+    command = launch_command(launch_file, config_file, overrides, num_processes=num_processes)
+    print(shlex.join(command), flush=True)
+    folder = run_folder(config)
+    before = read_summary(folder)
+    program = Path(sys.executable).with_name(command[0])
+    status = subprocess.run([str(program), *command[1:]], check=False).returncode
+    after = read_summary(folder)
+    if status and after is not None and after != before:
+        return int(after["exit"]) or status
+    return status
+
+
+def find_launch_file(strategy: str) -> Path:
+    """Return the shipped launch file of a strategy.
+
+    Raises:
+        UsageError: there is no such strategy.
+    """
+    if strategy not in STRATEGIES:
+        near = get_close_matches(strategy, STRATEGIES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(STRATEGIES)}"
+        raise UsageError(f"unknown strategy '{strategy}'{hint}")
+    return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
+
+
+def launch_command(
+    launch_file: Path, config_file: Path, overrides: Sequence[str], *, num_processes: int | None
+) -> list[str]:
+    """Return the words of the `accelerate launch` line."""
+    processes = ["--num_processes", str(num_processes)] if num_processes else []
+    script = str(_relative(ROOT / "launch" / "train.py"))
+    launcher = ["accelerate", "launch", "--config_file", str(launch_file), *processes]
+    return [*launcher, script, "--config", str(config_file), *overrides]
+
+
+def _relative(path: Path) -> Path:
+    """Shorten a path below the current folder, so that the printed line is one a person types."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,49 @@
+"""The data of a run, opened and checked; needs no torch, so it can be done before a launch."""
+
+from toolkit.batching import BatchPlan, plan_batch
+from toolkit.config import RunConfig
+from toolkit.data.batches import GlobalBatches, TokenDataset
+from toolkit.data.stream import TokenStream
+
+
+def plan_run(config: RunConfig, *, world_size: int) -> BatchPlan:
+    """Cut the run's global batch for a number of ranks.
+
+    Raises:
+        UsageError: it does not divide.
+    """
+    return plan_batch(
+        tokens_per_step=config.batch.tokens_per_step,
+        seq_len=config.data.seq_len,
+        micro_batch_size=config.batch.micro_batch_size,
+        world_size=world_size,
+    )
+
+
+def build_batches(config: RunConfig, plan: BatchPlan, *, rank: int) -> GlobalBatches:
+    """Open the training shards as one rank's part of every global batch.
+
+    Raises:
+        UsageError: shards are missing, of the wrong kind, or too few for one step.
+        UntrustedError: shards are damaged.
+    """
+    return GlobalBatches(
+        _dataset(config, config.data.train),
+        sequences_per_step=plan.sequences_per_step,
+        micro_batch_size=plan.micro_batch_size,
+        grad_accum_steps=plan.grad_accum_steps,
+        world_size=plan.world_size,
+        rank=rank,
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+    )
+
+
+def build_val(config: RunConfig) -> TokenDataset | None:
+    """Open the validation shards, if the run has any; raises as `build_batches` does."""
+    return _dataset(config, config.data.val) if config.data.val else None
+
+
+def _dataset(config: RunConfig, paths: tuple[str, ...]) -> TokenDataset:
+    stream = TokenStream(paths, vocab_size=config.model.vocab_size)
+    return TokenDataset(stream, seq_len=config.data.seq_len)

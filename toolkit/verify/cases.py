@@ -1,0 +1,77 @@
+"""What one arm is asked to do, and the global batches that every arm and the reference share."""
+
+from dataclasses import dataclass
+
+import torch
+
+from toolkit.backends.strategies import Accumulation, Precision
+from toolkit.batching import BatchPlan, plan_batch
+from toolkit.config import OptimizerConfig
+from toolkit.model.loss import IGNORE_INDEX
+from toolkit.model.sizes import ModelSizes
+
+TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
+"""Small enough for many launches on a laptop; every kind of parameter is there."""
+
+SEQUENCES_PER_STEP = 16
+"""Divides by 4 ranks x 4 micro-steps, so that all plans share one reference."""
+
+MASKED_SHARE = 0.3
+"""Of the targets, unevenly spread, so that micro-batches have unequal numbers of valid ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training run of a few steps.
+
+    Attributes:
+        steps: optimizer updates.
+        masked: whether some targets are to be ignored, unevenly.
+    """
+
+    accumulation: Accumulation
+    grad_accum_steps: int
+    precision: Precision = "fp32"
+    optimizer: str = "sgd"
+    steps: int = 5
+    seed: int = 1
+    grad_clip: float = 1.0
+    masked: bool = True
+    dropout: float = 0.0
+    activation_checkpointing: bool = False
+    compile: bool = False
+
+    def plan(self, world_size: int, *, seq_len: int) -> BatchPlan:
+        """Return how the shared global batch is cut for this case.
+
+        Raises:
+            UsageError: it does not divide.
+        """
+        return plan_batch(
+            tokens_per_step=SEQUENCES_PER_STEP * seq_len,
+            seq_len=seq_len,
+            micro_batch_size=SEQUENCES_PER_STEP // (self.grad_accum_steps * world_size),
+            world_size=world_size,
+        )
+
+    def optimizer_config(self) -> OptimizerConfig:
+        """Return the optimizer both sides build: large steps for SGD, GPT-2's usual ones else."""
+        lr = 0.1 if self.optimizer == "sgd" else 1e-3
+        return OptimizerConfig.model_validate(
+            {"name": self.optimizer, "lr": lr, "weight_decay": 0.1, "grad_clip": self.grad_clip}
+        )
+
+
+def global_batch(
+    step: int, *, seed: int, sizes: ModelSizes, masked: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and targets of a step, each [SEQUENCES_PER_STEP, block_size] int64."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    shape = (SEQUENCES_PER_STEP, sizes.block_size + 1)
+    tokens = torch.randint(sizes.vocab_size, shape, generator=generator)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if masked:
+        # The share rises from none in the first sequence to twice the mean in the last.
+        share = torch.linspace(0, 2 * MASKED_SHARE, SEQUENCES_PER_STEP).unsqueeze(1)
+        targets[torch.rand(targets.shape, generator=generator) < share] = IGNORE_INDEX
+    return inputs, targets

@@ -1,0 +1,104 @@
+"""Start arms through the real launch path and read back what they did."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from toolkit.backends.strategies import Strategy
+from toolkit.errors import HangError, ToolkitError
+from toolkit.model.sizes import ModelSizes
+from toolkit.train import find_launch_file
+from toolkit.verify import arm
+from toolkit.verify.cases import Case
+from toolkit.verify.reference import Trajectory
+
+
+class ArmError(ToolkitError):
+    """The processes of an arm failed; the message ends with the last thing they said."""
+
+
+def run_arm(
+    strategy: Strategy,
+    world_size: int,
+    cases: Sequence[Case],
+    sizes: ModelSizes,
+    *,
+    timeout_s: float = 180.0,
+) -> list[Trajectory]:
+    """Run all cases of one strategy and world size in one launch.
+
+    Raises:
+        ArmError: a process failed.
+        HangError: they did not finish within `timeout_s` seconds; they have been ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        order = {
+            "cases": [asdict(case) for case in cases],
+            "sizes": asdict(sizes),
+            "results": folder,
+            "timeout_s": timeout_s,
+        }
+        order_file = Path(folder) / "order.json"
+        order_file.write_text(json.dumps(order))
+        launch(strategy, world_size, [arm.__file__, str(order_file)], timeout_s=timeout_s)
+        return [_read(Path(folder) / f"case_{n:03d}") for n in range(len(cases))]
+
+
+def launch(
+    strategy: Strategy,
+    world_size: int,
+    script: Sequence[str],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run a script under `accelerate launch` with a shipped launch file; return what it printed.
+
+    Raises:
+        ArmError: it failed.
+        HangError: it did not finish in time; the whole process group has been ended.
+    """
+    command: list[Any] = [Path(sys.executable).with_name("accelerate"), "launch"]
+    command += ["--config_file", find_launch_file(strategy), "--num_processes", str(world_size)]
+    with tempfile.TemporaryDirectory() as empty:
+        # A person's own `accelerate config` must not leak into a proof.
+        settings = {"HF_HOME": empty, "OMP_NUM_THREADS": "1", **(environment or {})}
+        process = subprocess.Popen(
+            [*command, *script],
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise HangError(
+                f"{strategy} on {world_size} processes did not finish within {timeout_s:g} s"
+            ) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if process.returncode:
+        raise ArmError(f"{strategy} on {world_size} processes failed:\n{printed[-4000:]}")
+    return printed
+
+
+def _read(stem: Path) -> Trajectory:
+    figures = json.loads(stem.with_suffix(".json").read_text())
+    gradients, parameters = (
+        load_file(stem.with_name(f"{stem.name}.{part}.safetensors"))
+        for part in ("gradients", "parameters")
+    )
+    return Trajectory(figures["losses"], figures["grad_norms"], gradients, parameters)

@@ -1,0 +1,81 @@
+"""The update as plain PyTorch computes it: one process, the whole global batch, no wrapper.
+
+This file must not know the engines it is the measure of.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from toolkit.config import OptimizerConfig
+from toolkit.model.gpt2 import GPT2
+from toolkit.model.sizes import ModelSizes
+from toolkit.verify.cases import Case, global_batch
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What a run of a few steps did.
+
+    Attributes:
+        losses: mean over the valid targets of the global batch, per step.
+        grad_norms: before clipping, per step.
+        gradients: of the first step, before clipping, by parameter name.
+        parameters: after the last step, by parameter name.
+    """
+
+    losses: list[float]
+    grad_norms: list[float]
+    gradients: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+
+
+def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -> Trajectory:
+    """Train for `case.steps` updates in `dtype`, from weights drawn in fp32."""
+    torch.manual_seed(case.seed)
+    model = GPT2(sizes).to(dtype)
+    optimizer = _build_optimizer(model, case.optimizer_config())
+    losses, grad_norms, gradients = [], [], {}
+    for step in range(case.steps):
+        inputs, targets = global_batch(step, seed=case.seed, sizes=sizes, masked=case.masked)
+        loss = model(inputs, targets) / (targets >= 0).sum()
+        loss.backward()
+        if step == 0:
+            gradients = {name: _gradient(p).clone() for name, p in model.named_parameters()}
+        norm = torch.stack([_gradient(p).norm() for p in model.parameters()]).norm()
+        if case.grad_clip and norm > case.grad_clip:
+            for parameter in model.parameters():
+                _gradient(parameter).mul_(case.grad_clip / norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        grad_norms.append(norm.item())
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return Trajectory(losses, grad_norms, gradients, parameters)
+
+
+def _build_optimizer(model: GPT2, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Weight decay on matrices only, written down a second time on purpose."""
+    groups = [
+        {
+            "params": [p for name, p in model.named_parameters() if _is_matrix(name)],
+            "weight_decay": config.weight_decay,
+        },
+        {
+            "params": [p for name, p in model.named_parameters() if not _is_matrix(name)],
+            "weight_decay": 0.0,
+        },
+    ]
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr)
+    beta1, beta2 = config.betas
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2))
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(".weight") and ".ln_" not in name
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
