@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import ProfilerActivity, profile
@@ -65,9 +64,7 @@ def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str
         UsageError: every fact that differs, asked beside found.
     """
     facts = [
-        Fact(
-            "world size", engine.world_size, dist.get_world_size() if dist.is_initialized() else 1
-        ),
+        Fact("world size", engine.world_size, engine.accelerator.num_processes),
         Fact("wrapper", _WRAPPERS[engine.launched.strategy], type(engine.model).__name__),
         Fact("tied weights", "one parameter", _tie(engine.module, *tied)),
         Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),

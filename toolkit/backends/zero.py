@@ -139,7 +139,7 @@ class ZeroEngine(Engine):
 
     def _own_part(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
         """This rank's slice of the flat value, padded at the end so that all slices are equal."""
-        size = parameter.ds_tensor.numel()
+        size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         part = value.flatten()[self.rank * size : (self.rank + 1) * size].to(self.device)
         return nn.functional.pad(part, (0, size - len(part)))
 

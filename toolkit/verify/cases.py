@@ -26,6 +26,7 @@ class Case:
 
     Attributes:
         steps: optimizer updates.
+        grad_clip: with the default some of the first steps are clipped and some are not.
         masked: whether some targets are to be ignored, unevenly.
     """
 
@@ -35,7 +36,7 @@ class Case:
     optimizer: str = "sgd"
     steps: int = 5
     seed: int = 1
-    grad_clip: float = 1.0
+    grad_clip: float = 0.55
     masked: bool = True
     dropout: float = 0.0
     activation_checkpointing: bool = False

@@ -1,0 +1,98 @@
+"""Every strategy in every accumulation mode against plain PyTorch, over real processes.
+
+One launch serves all cases of a strategy and world size. The global batch is the same in all of
+them, with unequal numbers of valid targets, whatever the world size and micro-batch.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+
+from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Strategy
+from toolkit.verify.cases import TINY, Case
+from toolkit.verify.compare import compare
+from toolkit.verify.launch import run_arm
+from toolkit.verify.reference import Trajectory, reference_trajectory
+
+pytestmark = pytest.mark.distributed
+
+ARMS: list[tuple[Strategy, int]] = [
+    ("single", 1),
+    ("ddp", 2),
+    ("ddp", 4),
+    ("fsdp2", 2),
+    ("fsdp2_no_reshard", 2),
+    ("hsdp", 4),
+    ("zero1", 2),
+    ("zero2", 2),
+    ("zero3", 2),
+]
+RELATIVE = 1e-5
+BF16_RELATIVE = 1e-2
+
+
+@cache
+def outcomes(strategy: Strategy, world_size: int) -> dict[Case, Trajectory]:
+    cases = cases_of(strategy, world_size)
+    return dict(zip(cases, run_arm(strategy, world_size, cases, TINY), strict=True))
+
+
+def cases_of(strategy: Strategy, world_size: int) -> list[Case]:
+    modes = [mode for mode in ACCUMULATIONS if SUPPORT[strategy][mode].possible]
+    fp32 = [
+        Case(accumulation=mode, grad_accum_steps=4, optimizer=optimizer)
+        for mode in modes
+        for optimizer in ("sgd", "adamw")
+    ]
+    bf16 = [Case(accumulation=mode, grad_accum_steps=4, precision="bf16") for mode in modes]
+    # With these the micro-batches 1, 2 and 4 all occur at world sizes 1 and 2, and 1 and 4 at 4.
+    others = {1: (8, 16), 2: (2, 8), 4: (1,)}[world_size] if strategy in ("single", "ddp") else (1,)
+    cuts = [Case(accumulation=modes[0], grad_accum_steps=steps) for steps in others]
+    unclipped = Case(accumulation=modes[0], grad_accum_steps=4, grad_clip=0.0)
+    return [*fp32, *bf16, *cuts, unclipped]
+
+
+@cache
+def reference(case: Case) -> Trajectory:
+    return reference_trajectory(case, TINY, dtype=torch.float32)
+
+
+def reference_of(case: Case) -> Trajectory:
+    """The reference knows neither accumulation nor ranks, so one serves all cuts of a batch."""
+    same = {"optimizer": case.optimizer, "grad_clip": case.grad_clip}
+    return reference(Case(accumulation="replicated", grad_accum_steps=1, **same))
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+def test_updates_equal_plain_pytorch(strategy: Strategy, world_size: int) -> None:
+    found = outcomes(strategy, world_size)
+    for case in (case for case in found if case.precision == "fp32"):
+        difference = compare(found[case], reference_of(case))
+        assert difference.loss_max_abs < RELATIVE * 6, (case, difference)
+        assert difference.grad_norm_max_rel < RELATIVE, (case, difference)
+        assert difference.gradient_max_rel < RELATIVE, (case, difference)
+        assert difference.param_max_rel < RELATIVE, (case, difference)
+        assert difference.key_bias_max_abs <= case.optimizer_config().lr * case.steps
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
+    found = outcomes(strategy, world_size)
+    case = Case(accumulation="replicated", grad_accum_steps=4, precision="bf16")
+    ddp = outcomes("ddp", 2)[case]
+    for case in (case for case in found if case.precision == "bf16"):
+        losses = torch.tensor(found[case].losses) / torch.tensor(ddp.losses)
+        norms = torch.tensor(found[case].grad_norms) / torch.tensor(ddp.grad_norms)
+        assert (losses - 1).abs().max() < BF16_RELATIVE, case
+        assert (norms - 1).abs().max() < BF16_RELATIVE, case
+
+
+def test_the_steps_are_worth_comparing() -> None:
+    """Some steps are clipped and some are not, the loss falls, and clipping makes a difference."""
+    clipped = reference(Case(accumulation="replicated", grad_accum_steps=1))
+    unclipped = reference(Case(accumulation="replicated", grad_accum_steps=1, grad_clip=0.0))
+    clip = Case(accumulation="replicated", grad_accum_steps=1).grad_clip
+    assert min(clipped.grad_norms) < clip < max(clipped.grad_norms)
+    assert clipped.losses[-1] < clipped.losses[0]
+    assert compare(clipped, unclipped).param_max_rel > 10 * RELATIVE
