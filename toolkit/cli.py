@@ -41,6 +41,18 @@ def train(
 
 
 @app.command()
+def summary(
+    config: Annotated[Path, typer.Argument(metavar="RUN.yaml", show_default=False)],
+    overrides: Overrides = None,
+) -> None:
+    """Say what a run did: its loss, speed, last sample and folder."""
+    from toolkit.summary import summarise
+
+    for line in summarise(config, overrides or []):
+        typer.echo(line)
+
+
+@app.command()
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
 ) -> None:

@@ -41,8 +41,8 @@ def train(
     print(shlex.join(command), flush=True)
     folder = run_folder(config)
     before = read_summary(folder)
-    program = Path(sys.executable).with_name(command[0])
-    status = subprocess.run([str(program), *command[1:]], check=False).returncode
+    launcher = [sys.executable, "-m", "toolkit.launcher"]
+    status = subprocess.run([*launcher, *command[1:]], check=False).returncode
     after = read_summary(folder)
     if status and after is not None and after != before:
         return int(after["exit"]) or status

@@ -39,18 +39,26 @@ def outcomes(strategy: Strategy, world_size: int) -> dict[Case, Trajectory]:
 
 
 def cases_of(strategy: Strategy, world_size: int) -> list[Case]:
+    """All modes with both optimizers and both precisions; the plain engines also cut otherwise.
+
+    So the micro-batches 1, 2 and 4 occur at world size 2, and 1 and 4 at the others.
+    """
     modes = [mode for mode in ACCUMULATIONS if SUPPORT[strategy][mode].possible]
-    fp32 = [
-        Case(accumulation=mode, grad_accum_steps=4, optimizer=optimizer)
-        for mode in modes
-        for optimizer in ("sgd", "adamw")
+    cuts = {1: (16,), 2: (2, 8), 4: (1, 4)}[world_size] if strategy in ("single", "ddp") else ()
+    others = [Case(accumulation="replicated", grad_accum_steps=steps) for steps in cuts]
+    if (strategy, world_size) == ("ddp", 4):
+        return others
+    unclipped = Case(accumulation="replicated", grad_accum_steps=4, grad_clip=0.0)
+    return [
+        *(
+            Case(accumulation=mode, grad_accum_steps=4, optimizer=optimizer)
+            for mode in modes
+            for optimizer in ("sgd", "adamw")
+        ),
+        *(Case(accumulation=mode, grad_accum_steps=4, precision="bf16") for mode in modes),
+        *others,
+        unclipped,
     ]
-    bf16 = [Case(accumulation=mode, grad_accum_steps=4, precision="bf16") for mode in modes]
-    # With these the micro-batches 1, 2 and 4 all occur at world sizes 1 and 2, and 1 and 4 at 4.
-    others = {1: (8, 16), 2: (2, 8), 4: (1,)}[world_size] if strategy in ("single", "ddp") else (1,)
-    cuts = [Case(accumulation=modes[0], grad_accum_steps=steps) for steps in others]
-    unclipped = Case(accumulation=modes[0], grad_accum_steps=4, grad_clip=0.0)
-    return [*fp32, *bf16, *cuts, unclipped]
 
 
 @cache
@@ -76,7 +84,7 @@ def test_updates_equal_plain_pytorch(strategy: Strategy, world_size: int) -> Non
         assert difference.key_bias_max_abs <= case.optimizer_config().lr * case.steps
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), [arm for arm in ARMS if arm != ("ddp", 4)])
 def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
     found = outcomes(strategy, world_size)
     case = Case(accumulation="replicated", grad_accum_steps=4, precision="bf16")

@@ -159,10 +159,11 @@ class Loop:
             record = {"kind": "eval", "step": self.step, **asdict(found)}
             self._report(record, eval_line(record, steps=self.config.training.steps))
         if self.config.training.sample_tokens:
-            self.say(f"sample {self.step:>5} | {self.sample()!r}")
+            text = self._sample()
+            record = {"kind": "sample", "step": self.step, "text": text}
+            self._report(record, f"sample {self.step:>5} | {text!r}")
 
-    def sample(self) -> str:
-        """Return a sample of text; every rank must call this."""
+    def _sample(self) -> str:
         tokens = sample_tokens(
             self.engine,
             start=min(END_OF_TEXT, self.config.model.vocab_size - 1),

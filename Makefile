@@ -1,0 +1,41 @@
+# `make train` and `make test` do all their own set-up and reuse what is there.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+RUN ?= configs/train/demo.yaml
+STRATEGY ?= fsdp2
+PROCESSES ?= 2
+
+# A person's own `accelerate config` must not decide how these runs start.
+export HF_HOME ?= $(CURDIR)/.venv/huggingface
+
+.PHONY: train test test-long check data clean
+
+train: $(READY) data
+	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
+	$(BIN)/toolkit summary $(RUN)
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not long"
+
+test-long: $(READY)
+	$(BIN)/pytest -m long
+
+data: $(READY)
+	$(BIN)/toolkit data default --out data/default
+
+check: $(READY)
+	$(BIN)/toolkit check configs/train/*.yaml configs/accelerate/*.yaml
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs data

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# One machine: every GPU of it, or a few CPU processes.
+#   STRATEGY=zero2 PROCESSES=8 CONFIG=configs/train/gpt2.yaml launch/one_node.sh [section.key=value ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+STRATEGY=${STRATEGY:-fsdp2}
+PROCESSES=${PROCESSES:-2}
+CONFIG=${CONFIG:-configs/train/demo.yaml}
+
+exec accelerate launch \
+  --config_file "configs/accelerate/$STRATEGY.yaml" \
+  --num_processes "$PROCESSES" \
+  launch/train.py --config "$CONFIG" "$@"

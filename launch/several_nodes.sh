@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Run this on every machine, with a NODE_RANK of its own from 0 to NODES - 1.
+#   NODES=2 NODE_RANK=0 MAIN_ADDRESS=10.0.0.1 PROCESSES_PER_NODE=8 STRATEGY=hsdp \
+#     CONFIG=configs/train/gpt2.yaml launch/several_nodes.sh [section.key=value ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+STRATEGY=${STRATEGY:-hsdp}
+PROCESSES_PER_NODE=${PROCESSES_PER_NODE:-8}
+CONFIG=${CONFIG:-configs/train/gpt2.yaml}
+# All machines must name the same port, so none can be picked here.
+MAIN_PORT=${MAIN_PORT:-29500}
+
+exec accelerate launch \
+  --config_file "configs/accelerate/$STRATEGY.yaml" \
+  --num_machines "${NODES:?how many machines}" \
+  --machine_rank "${NODE_RANK:?this machine, from 0}" \
+  --main_process_ip "${MAIN_ADDRESS:?address of machine 0}" \
+  --main_process_port "$MAIN_PORT" \
+  --num_processes $((NODES * PROCESSES_PER_NODE)) \
+  launch/train.py --config "$CONFIG" "$@"

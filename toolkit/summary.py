@@ -1,0 +1,46 @@
+"""`toolkit summary`: what a run did, read from its folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from toolkit.config import load_run_config
+from toolkit.errors import UsageError
+from toolkit.training.run_folder import read_summary, run_folder
+
+
+def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
+    """Return lines for a person: the loss at both ends, validation, speed, sample and folder.
+
+    Raises:
+        UsageError: the run has not been started, or has no step yet.
+    """
+    folder = run_folder(load_run_config(config_file, overrides))
+    summary = read_summary(folder)
+    records = _records(folder / "metrics.jsonl")
+    steps = [record for record in records if record["kind"] == "train"]
+    if summary is None or not steps:
+        raise UsageError(f"{folder} holds no finished start of a run; train it first")
+    evaluations = [record for record in records if record["kind"] == "eval"]
+    samples = [record for record in records if record["kind"] == "sample"]
+    first, last = steps[0], steps[-1]
+    return [
+        f"{summary['reason']}: {last['step']} steps, {last['tokens']:,} tokens, "
+        f"{summary['parameters']:,} parameters, {summary['strategy']} on {summary['world_size']}",
+        f"training loss   {first['loss']:.3f} at step {first['step']}, "
+        f"{last['loss']:.3f} at step {last['step']}",
+        *(f"validation loss {found['loss']:.3f} at step {found['step']}" for found in evaluations),
+        f"speed           {_rate(summary)}",
+        *(f"sample          {found['text']!r}" for found in samples[-1:]),
+        f"run folder      {folder}",
+    ]
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _rate(summary: dict[str, Any]) -> str:
+    rate = summary["tokens_per_s"]
+    return f"{rate:,.0f} tokens/s, median of the steps" if rate else "no step was timed"
