@@ -1,4 +1,4 @@
-"""The main job: `accelerate launch --config_file STRATEGY.yaml launch/train.py --config RUN.yaml`."""
+"""The main job, for `accelerate launch --config_file STRATEGY.yaml`; `--help` says the rest."""
 
 import sys
 
