@@ -50,6 +50,8 @@ class CheckpointStore:
     def commit(self, partial: Path, position: Position, *, keep_last: int) -> Path:
         """Make what was written under `partial` a checkpoint, then delete the oldest beyond
         `keep_last`.
+
+        Later ones are damaged, or the run would have carried on from there; they count for nothing.
         """
         _write_json(partial / STATE, asdict(position))
         files = sorted(path for path in partial.iterdir() if path.is_file())
@@ -62,18 +64,19 @@ class CheckpointStore:
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _sync(self.folder)
-        for old in self.committed()[:-keep_last]:
+        committed = self.committed()
+        for old in committed[: committed.index(final) + 1][:-keep_last]:
             shutil.rmtree(old)
         return final
 
     def committed(self) -> list[Path]:
-        """Return the complete step folders, oldest first."""
+        """Return the step folders that were complete once, oldest first."""
         if not self.folder.is_dir():
             return []
         found = [
             (int(match[1]), path)
             for path in self.folder.iterdir()
-            if (match := _STEP.fullmatch(path.name)) and (path / MANIFEST).is_file()
+            if (match := _STEP.fullmatch(path.name)) and path.is_dir()
         ]
         return [path for _, path in sorted(found)]
 
@@ -105,6 +108,8 @@ def find_damage(checkpoint: Path) -> Iterator[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         yield f"{checkpoint / MANIFEST} cannot be read"
         return
+    if STATE not in entries:
+        yield f"{checkpoint / MANIFEST} does not list {STATE}"
     for name, (size, digest) in entries.items():
         path = checkpoint / name
         if Path(name).name != name or not path.is_file():
