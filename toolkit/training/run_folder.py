@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from toolkit.config import RunConfig, dump_run_config
+from toolkit.errors import UsageError
 
 _PACKAGES = ("scaling-toolkit", "torch", "accelerate", "deepspeed", "transformers", "numpy")
 
@@ -17,6 +18,20 @@ _PACKAGES = ("scaling-toolkit", "torch", "accelerate", "deepspeed", "transformer
 def run_folder(config: RunConfig) -> Path:
     """Return the run's folder; `run_name` is a plain name, so it cannot lead elsewhere."""
     return Path(config.output_dir) / config.run_name
+
+
+def make_run_folder(config: RunConfig) -> Path:
+    """Return the run's folder, made where it was not there.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    folder = run_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made a run folder: {error.strerror}") from None
+    return folder
 
 
 def write_description(

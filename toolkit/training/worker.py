@@ -15,7 +15,7 @@ from toolkit.check import check_pair
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import OutOfMemoryError, ToolkitError
 from toolkit.launch_file import load_launch_file
-from toolkit.training.run_folder import run_folder, write_description, write_summary
+from toolkit.training.run_folder import make_run_folder, write_description, write_summary
 
 _FIRST_WORD_S = 3.0
 
@@ -34,10 +34,11 @@ def main(arguments: Sequence[str]) -> int:
         config = load_run_config(options.config, options.overrides)
         launched = read_launch(os.environ)
         launch = _check_launch(config, launched)
+        folder = make_run_folder(config)
     except ToolkitError as error:
         _speak(rank, str(error))
         return error.exit_code
-    return _train(config, launched, launch)
+    return _train(config, launched, launch, folder)
 
 
 def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
@@ -51,9 +52,7 @@ def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
     return {"config_file": str(path) if path else None, **launched.describe()}
 
 
-def _train(config: RunConfig, launched: Launched, launch: dict[str, Any]) -> int:
-    folder = run_folder(config)
-    folder.mkdir(parents=True, exist_ok=True)
+def _train(config: RunConfig, launched: Launched, launch: dict[str, Any], folder: Path) -> int:
     summary: dict[str, Any] = {
         "exit": 0,
         "reason": "done",

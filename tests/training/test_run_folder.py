@@ -1,0 +1,92 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from toolkit.config import RunConfig, load_run_config
+from toolkit.errors import UsageError
+from toolkit.training.run_folder import (
+    make_run_folder,
+    read_summary,
+    run_folder,
+    write_description,
+    write_summary,
+)
+
+
+def config_in(folder: Path) -> RunConfig:
+    return RunConfig(output_dir=str(folder / "runs"), run_name="a.b")
+
+
+def test_the_folder_is_named_by_output_dir_and_run_name(tmp_path: Path) -> None:
+    assert run_folder(config_in(tmp_path)) == tmp_path / "runs" / "a.b"
+
+
+def test_the_folder_is_made_once_and_then_kept(tmp_path: Path) -> None:
+    folder = make_run_folder(config_in(tmp_path))
+    (folder / "metrics.jsonl").touch()
+    assert make_run_folder(config_in(tmp_path)) == folder
+    assert (folder / "metrics.jsonl").exists()
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("no folder")
+    with pytest.raises(UsageError, match=r"runs/a\.b: cannot be made a run folder"):
+        make_run_folder(config_in(tmp_path))
+
+
+def test_a_summary_comes_back_and_the_newest_counts(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) is None
+    for code in (6, 0):
+        write_summary(tmp_path, {"exit": code, "final_loss": None})
+    assert read_summary(tmp_path) == {"exit": 0, "final_loss": None}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"exit": 6})
+    with pytest.raises(TypeError):
+        write_summary(tmp_path, {"exit": object()})
+    assert read_summary(tmp_path) == {"exit": 6}
+
+
+def test_the_description_says_what_ran_where(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    launch = {"config_file": "ddp.yaml", "strategy": "ddp", "world_size": 2}
+    write_description(tmp_path, config, launch, {"type": "cpu", "cpu_count": 2})
+    assert load_run_config(tmp_path / "config.yaml") == config
+    assert yaml.safe_load((tmp_path / "launch.yaml").read_text()) == launch
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["devices"] == {"type": "cpu", "cpu_count": 2}
+    assert {"torch", "accelerate", "deepspeed", "scaling-toolkit"} <= environment["packages"].keys()
+    assert environment.keys() == {"python", "platform", "packages", "devices", "git"}
+
+
+def test_the_commit_is_noted_and_whether_the_code_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"rev-parse": "0123abc\n", "status": " M toolkit/train.py\n"}
+
+    def git(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, stdout=answers[command[3]])
+
+    monkeypatch.setattr(subprocess, "run", git)
+    write_description(tmp_path, config_in(tmp_path), {}, {})
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["git"] == {"commit": "0123abc", "changed": True}
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("git"), subprocess.CalledProcessError(128, "git")]
+)
+def test_code_outside_git_is_described_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def no_git(command: list[str], **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    write_description(tmp_path, config_in(tmp_path), {}, {})
+    assert json.loads((tmp_path / "environment.json").read_text())["git"] is None
