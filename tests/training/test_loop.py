@@ -1,0 +1,290 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from toolkit.backends.engine import Engine
+from toolkit.backends.launched import read_launch
+from toolkit.config import load_run_config
+from toolkit.errors import NonFiniteError, UsageError
+from toolkit.training import loop as loop_module
+from toolkit.training.build import build_run
+from toolkit.training.loop import MAX_SKIPPED_IN_A_ROW, Loop
+from toolkit.training.run_folder import run_folder
+from toolkit.training.schedule import lr_at
+from toolkit.training.step import MicroBatch, StepResult, train_step
+
+Start = Callable[..., Loop]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(run_file: Path, said: list[str]) -> Start:
+    """Start the tiny run with some keys changed, as one process would."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    def start_run(*overrides: str) -> Loop:
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        config = load_run_config(run_file, overrides)
+        folder = run_folder(config)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Loop(build_run(config, read_launch({}), folder), folder, said.append)
+
+    return start_run
+
+
+def records(loop: Loop, kind: str = "train") -> list[dict[str, Any]]:
+    lines = (run_folder(loop.config) / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def column(loop: Loop, key: str) -> list[Any]:
+    return [record[key] for record in records(loop)]
+
+
+def curve(loop: Loop) -> list[tuple[Any, ...]]:
+    keys = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [tuple(record[key] for key in keys) for record in records(loop)]
+
+
+def test_records_have_exactly_the_promised_keys(start: Start) -> None:
+    loop = start("training.eval_every=2")
+    loop.fit()
+    train_keys = [
+        "kind",
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "tokens_per_s",
+        "step_s",
+        "peak_memory_bytes",
+        "skipped",
+    ]
+    assert [list(record) for record in records(loop)] == 4 * [train_keys]
+    assert [list(record) for record in records(loop, "eval")] == 2 * [
+        ["kind", "step", "loss", "tokens"]
+    ]
+    assert column(loop, "step") == [1, 2, 3, 4]
+    assert column(loop, "tokens") == [512, 1024, 1536, 2048]
+    assert [record["step"] for record in records(loop, "eval")] == [2, 4]
+    # 500 tokens are 15 sequences of 32 and what is left over.
+    assert [record["tokens"] for record in records(loop, "eval")] == [480, 480]
+    assert min(column(loop, "peak_memory_bytes")) > 2**20
+
+
+def test_a_run_learns(start: Start) -> None:
+    loop = start("training.steps=20", "optimizer.lr=1.0e-2")
+    loop.fit()
+    losses = column(loop, "loss")
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_stop_at_ends_early_on_the_same_schedule(start: Start) -> None:
+    whole, early = start("run_name=whole"), start("run_name=early", "training.stop_at=2")
+    whole.fit()
+    early.fit()
+    assert early.step == 2
+    assert curve(early) == curve(whole)[:2]
+    assert curve(early)[1][3] == lr_at(1, whole.config.optimizer, steps=4)
+
+
+def test_a_finished_run_has_nothing_to_do(start: Start, said: list[str]) -> None:
+    first = start("training.steps=2", "training.checkpoint_every=2")
+    first.fit()
+    done = curve(first)
+    again = start("training.steps=2", "training.checkpoint_every=2")
+    again.fit()
+    assert said[-1] == "nothing to do: 2 of 2 steps are done"
+    assert curve(again) == done
+
+
+def test_carrying_on_is_exact_with_dropout(start: Start, said: list[str]) -> None:
+    straight = start("run_name=straight", "model.dropout=0.1")
+    straight.fit()
+    keys = ("run_name=parts", "model.dropout=0.1", "training.checkpoint_every=2")
+    start(*keys, "training.stop_at=2").fit()
+    second = start(*keys)
+    assert said[-1].endswith("step_00000002 after 2 steps")
+    second.fit()
+    assert curve(second) == curve(straight)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[str]) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    whole = curve(first)
+    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "exp_avg.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    said.clear()
+    again = start("training.checkpoint_every=2")
+    assert again.step == 2
+    assert said[0].startswith(f"passed over: {newest} is not what was written")
+    again.fit()
+    assert curve(again) == whole
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.n_embd=32", "has model"),
+        ("seed=7", "has seed 1337, the configuration means 7"),
+        ("optimizer.name=sgd", "has optimizer adamw, the configuration means sgd"),
+        ("batch.tokens_per_step=1024", "has tokens 512, the configuration means 1024"),
+    ],
+)
+def test_another_run_is_not_carried_on(start: Start, override: str, words: str) -> None:
+    start("training.checkpoint_every=1", "training.stop_at=1").fit()
+    with pytest.raises(UsageError) as caught:
+        start(override)
+    assert "checkpoints/step_00000001" in str(caught.value)
+    assert words in str(caught.value)
+    assert "choose another run_name" in str(caught.value)
+
+
+def test_another_micro_batch_size_may_carry_on(start: Start) -> None:
+    start("training.checkpoint_every=1", "training.stop_at=1").fit()
+    assert start("batch.micro_batch_size=2").step == 1
+
+
+def test_a_nan_stops_the_run_before_anything_is_saved(start: Start) -> None:
+    loop = start("training.checkpoint_every=1")
+
+    def poison(module: object, inputs: object, loss: torch.Tensor) -> torch.Tensor:
+        return loss * float("nan") if loop.step == 2 else loss
+
+    loop.engine.module.register_forward_hook(poison)
+    with pytest.raises(NonFiniteError, match="^step 3: the loss is nan and the gradient norm nan"):
+        loop.fit()
+    assert column(loop, "step") == [1, 2]
+    assert [path.name for path in loop.store.committed()] == ["step_00000001", "step_00000002"]
+    assert loop.store.newest_good()[1] == []
+
+
+def test_an_infinite_gradient_alone_stops_the_run(start: Start) -> None:
+    loop = start("optimizer.grad_clip=0")
+    loop.engine.module.get_parameter("transformer.ln_f.weight").register_hook(
+        lambda gradient: gradient * float("inf") if loop.step == 1 else gradient
+    )
+    with pytest.raises(NonFiniteError, match=r"^step 2: the loss is \d.* norm (nan|inf)"):
+        loop.fit()
+
+
+class Overflow:
+    """fp16 on a machine without it: some updates overflow and are left out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loop: Loop, overflows: set[int]) -> None:
+        self.skipped = False
+        self.batches: list[list[MicroBatch]] = []
+        self.rates: list[float] = []
+        self.overflows = overflows
+        loop.config = loop.config.model_copy(update={"precision": "fp16"})
+        monkeypatch.setattr(loop_module, "train_step", self.train_step)
+        skipped = property(lambda engine: self.skipped)
+        monkeypatch.setattr(type(loop.engine), "step_was_skipped", skipped)
+
+    def train_step(
+        self, engine: Engine, micro_batches: list[MicroBatch], *, lr: float
+    ) -> StepResult:
+        self.skipped = len(self.batches) in self.overflows
+        self.batches.append(micro_batches)
+        self.rates.append(lr)
+        if self.skipped:
+            return StepResult(torch.tensor(1.0), torch.tensor(float("inf")))
+        return train_step(engine, micro_batches, lr=lr)
+
+
+def test_an_update_skipped_by_fp16_is_done_again_and_is_no_step(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, loop = start("run_name=straight"), start()
+    straight.fit()
+    overflow = Overflow(monkeypatch, loop, {1})
+    loop.fit()
+    assert column(loop, "skipped") == [0, 1, 0, 0]
+    assert curve(loop) == curve(straight)
+    assert len(overflow.batches) == 5
+    assert overflow.batches[1] is overflow.batches[2]
+    assert overflow.rates[1] == overflow.rates[2]
+
+
+def test_endless_fp16_overflow_ends_the_run_with_its_cause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start("training.checkpoint_every=1")
+    overflow = Overflow(monkeypatch, loop, set(range(2, 100)))
+    with pytest.raises(NonFiniteError, match="^step 3: fp16 gradients overflowed 20 times"):
+        loop.fit()
+    assert len(overflow.batches) == 2 + MAX_SKIPPED_IN_A_ROW
+    assert column(loop, "step") == [1, 2]
+    assert loop.store.committed()[-1].name == "step_00000002"
+
+
+def clock(step_s: Iterator[float]) -> Callable[[], float]:
+    """A clock that is read at the start and the end of each step."""
+    now = 0.0
+    starting = True
+
+    def read() -> float:
+        nonlocal now, starting
+        now += 0.0 if starting else next(step_s)
+        starting = not starting
+        return now
+
+    return read
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 16])
+def test_tokens_per_s_is_the_whole_steps_tokens_by_its_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch, micro_batch_size: int
+) -> None:
+    loop = start(f"batch.micro_batch_size={micro_batch_size}")
+    fake = SimpleNamespace(perf_counter=clock(iter([100.0, 1.0, 1.0, 2.0])))
+    monkeypatch.setattr(loop_module, "time", fake)
+    loop.fit()
+    assert column(loop, "step_s") == [100.0, 1.0, 1.0, 2.0]
+    assert column(loop, "tokens_per_s") == [5.12, 512.0, 512.0, 256.0]
+    assert loop.figures()["tokens_per_s"] == 512.0
+
+
+def test_figures_of_a_run_that_did_nothing_are_null(start: Start) -> None:
+    figures = start().figures()
+    assert figures == {
+        "steps": 0,
+        "final_loss": None,
+        "tokens_per_s": None,
+        "peak_memory_bytes": None,
+        "estimated_peak_memory_bytes": None,
+    }
+
+
+def test_accumulation_changes_neither_schedule_nor_curve(start: Start) -> None:
+    one, many = (start(f"run_name=b{n}", f"batch.micro_batch_size={n}") for n in (16, 1))
+    assert (one.run.plan.grad_accum_steps, many.run.plan.grad_accum_steps) == (1, 16)
+    one.fit()
+    many.fit()
+    assert column(one, "lr") == column(many, "lr")
+    assert column(one, "lr") == [5e-4, 1e-3, 1e-3, 5e-4]
+    assert column(one, "loss") == pytest.approx(column(many, "loss"), rel=1e-5)
+    assert column(one, "grad_norm") == pytest.approx(column(many, "grad_norm"), rel=1e-4)
+
+
+def test_the_console_names_what_was_skipped(
+    start: Start, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start("training.stop_at=2")
+    Overflow(monkeypatch, loop, {1})
+    loop.fit()
+    assert said[0].startswith("step     1/4 | loss ")
+    assert "skipped" not in said[0]
+    assert said[1].endswith(" | skipped 1")

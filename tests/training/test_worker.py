@@ -1,0 +1,216 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.data.shard_files import write_llmc
+from toolkit.training import loop as loop_module
+from toolkit.training import worker
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate", "unlaunched")
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher's variables, and no launch file however these tests were started."""
+    for key in os.environ:
+        if key in ("RANK", "LOCAL_RANK", "WORLD_SIZE") or key.startswith("ACCELERATE_"):
+            monkeypatch.delenv(key)
+    monkeypatch.setattr(worker, "find_launch_file", lambda: None)
+
+
+def summary(run_file: Path) -> dict[str, Any]:
+    path = run_file.parent / "runs" / run_file.stem / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+class Refused:
+    """What a worker that could not start said and returned."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], run_file: Path, *overrides: str) -> None:
+        self.code = worker.main(["--config", str(run_file), *overrides])
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "Traceback" not in printed.err
+        (line,) = printed.err.splitlines()
+        assert line.startswith("error: ")
+        self.sentence = line.removeprefix("error: ")
+
+
+def test_an_unknown_key_is_named_with_what_was_meant(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    run_file.write_text(run_file.read_text().replace("warmup_steps", "warmup_step"))
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert str(run_file) in refused.sentence
+    assert "optimizer.warmup_step'; did you mean 'optimizer.warmup_steps'?" in refused.sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.step=3", "did you mean 'training.steps'?"),
+        ("training.steps=many", "training.steps"),
+        ("training.steps", "has no '='"),
+        ("batch.micro_batch_size=5", "batch.micro_batch_size to one of"),
+        ("accumulation=sharded", "impossible with strategy 'single'"),
+    ],
+)
+def test_a_bad_override_is_named(
+    capsys: pytest.CaptureFixture[str], run_file: Path, override: str, words: str
+) -> None:
+    refused = Refused(capsys, run_file, override)
+    assert refused.code == 2
+    assert words in refused.sentence
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    refused = Refused(capsys, tmp_path / "nothing.yaml")
+    assert refused.code == 2
+    assert str(tmp_path / "nothing.yaml") in refused.sentence
+
+
+def test_missing_data_is_named_and_in_the_summary(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    refused = Refused(capsys, run_file, "data.train=no/such/folder")
+    assert refused.code == 2
+    assert "'no/such/folder' matches no shard" in refused.sentence
+    assert summary(run_file)["exit"] == 2
+    assert summary(run_file)["reason"] == refused.sentence
+
+
+def test_an_id_outside_the_vocabulary_is_named_with_its_limit_and_file(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    shard = write_llmc(run_file.parent / "train" / "shard_000000.bin", [1] * 600 + [512] + [2] * 99)
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert f"{shard}: token 600 (byte 2224) is id 512" in refused.sentence
+    assert "a vocabulary of 512 ends at id 511" in refused.sentence
+
+
+def test_too_little_data_is_refused_with_both_numbers(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    write_llmc(run_file.parent / "train" / "shard_000000.bin", [1] * 512)
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert "one step needs 513 tokens" in refused.sentence
+    assert "there are 512" in refused.sentence
+
+
+def test_a_damaged_shard_is_not_trusted(capsys: pytest.CaptureFixture[str], run_file: Path) -> None:
+    shard = run_file.parent / "train" / "shard_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    refused = Refused(capsys, run_file)
+    assert refused.code == summary(run_file)["exit"] == 3
+    assert f"{shard}: the header says 2500 tokens" in refused.sentence
+
+
+def test_a_file_where_the_run_folder_goes_is_named(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    (run_file.parent / "runs").write_text("in the way")
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert str(run_file.parent / "runs" / "tiny") in refused.sentence
+
+
+def test_a_launch_of_another_kind_is_refused(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert "use_cpu: true" in refused.sentence
+
+
+def test_a_launch_file_that_does_not_go_with_the_run_is_refused(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = Path(__file__).parents[2] / "configs" / "accelerate" / "single.yaml"
+    launch_file = run_file.parent / "launch.yaml"
+    launch_file.write_text(shipped.read_text() + "mixed_precision: bf16\n")
+    monkeypatch.setattr(worker, "find_launch_file", lambda: launch_file)
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert str(launch_file) in refused.sentence
+    assert "mixed_precision: bf16, the run says precision: fp32" in refused.sentence
+
+
+def test_without_a_configuration_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        worker.main([])
+    assert caught.value.code == 2
+    assert "--config" in capsys.readouterr().err
+
+
+def test_a_good_run_ends_with_a_whole_summary(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    assert worker.main(["--config", str(run_file), "training.steps=2"]) == 0
+    found = summary(run_file)
+    assert list(found) == [
+        "exit",
+        "reason",
+        "steps",
+        "final_loss",
+        "tokens_per_s",
+        "peak_memory_bytes",
+        "estimated_peak_memory_bytes",
+        "strategy",
+        "accumulation",
+        "world_size",
+        "parameters",
+    ]
+    assert (found["exit"], found["reason"], found["steps"]) == (0, "done", 2)
+    assert (found["strategy"], found["world_size"]) == ("single", 1)
+    assert found["parameters"] == 512 * 16 + 32 * 16 + (12 * 16**2 + 13 * 16) + 2 * 16
+    printed = capsys.readouterr().out
+    assert "1 x cpu, backend none" in printed or "1 x cuda" in printed
+    assert "4 sequences x 32 tokens x 4 micro-steps x 1 rank" in printed
+    assert "in force   tied weights: one parameter" in printed
+
+
+def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(loop_module, "train_step", fail)
+    assert worker.main(["--config", str(run_file)]) == 1
+    assert summary(run_file)["reason"] == "rank 0: ValueError: unforeseen"
+    assert "rank 0 failed:\nTraceback" in capsys.readouterr().err
+
+
+def test_out_of_memory_says_what_to_lower(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 2 GiB.\nMore than a person reads")
+
+    monkeypatch.setattr(loop_module, "train_step", fail)
+    assert worker.main(["--config", str(run_file)]) == 5
+    sentence = capsys.readouterr().err
+    assert "out of memory on rank 0: Tried to allocate 2 GiB. Lower batch.micro" in sentence
+    assert "Traceback" not in sentence
+    assert summary(run_file)["exit"] == 5
+
+
+def test_only_the_first_rank_speaks_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(worker.time, "sleep", waited.append)
+    worker._speak(0, "wrong")
+    assert waited == []
+    worker._speak(3, "wrong")
+    assert waited == [worker._FIRST_WORD_S]
+    assert capsys.readouterr().err == "error: wrong\nerror: rank 3: wrong\n"
