@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        # A crash tears the line that is being written.
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def _rate(summary: dict[str, Any]) -> str:

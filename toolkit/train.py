@@ -40,13 +40,22 @@ def train(
     command = launch_command(launch_file, config_file, overrides, num_processes=num_processes)
     print(shlex.join(command), flush=True)
     folder = run_folder(config)
-    before = read_summary(folder)
+    before = _written(folder)
     launcher = [sys.executable, "-m", "toolkit.launcher"]
     status = subprocess.run([*launcher, *command[1:]], check=False).returncode
-    after = read_summary(folder)
-    if status and after is not None and after != before:
-        return int(after["exit"]) or status
+    summary = read_summary(folder)
+    if status and summary is not None and _written(folder) != before:
+        return int(summary["exit"]) or status
     return status
+
+
+def _written(folder: Path) -> tuple[int, int] | None:
+    """What tells this start's summary from the last one's, though both may say the same."""
+    try:
+        status = (folder / "summary.json").stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def find_launch_file(strategy: str) -> Path:

@@ -1,0 +1,100 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolkit.errors import UsageError
+from toolkit.summary import summarise
+from toolkit.training.run_folder import write_summary
+
+SUMMARY: dict[str, Any] = {
+    "exit": 0,
+    "reason": "done",
+    "steps": 2,
+    "final_loss": 5.5,
+    "tokens_per_s": 1234.6,
+    "parameters": 12_000,
+    "strategy": "fsdp2",
+    "world_size": 2,
+}
+
+
+def train(step: int, loss: float) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "loss": loss, "tokens": 512 * step}
+
+
+RECORDS = [
+    train(1, 6.25),
+    {"kind": "eval", "step": 1, "loss": 6.1, "tokens": 480},
+    {"kind": "sample", "step": 1, "text": "first"},
+    train(2, 5.5),
+    {"kind": "eval", "step": 2, "loss": 5.6, "tokens": 480},
+    {"kind": "sample", "step": 2, "text": "second\n"},
+]
+
+
+@pytest.fixture
+def folder(run_file: Path) -> Path:
+    folder = run_file.parent / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def leave(folder: Path, records: list[dict[str, Any]], **changes: Any) -> None:
+    lines = [json.dumps(record) + "\n" for record in records]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    write_summary(folder, {**SUMMARY, **changes})
+
+
+def test_a_run_is_said_in_a_few_lines(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS)
+    assert summarise(run_file) == [
+        "done: 2 steps, 1,024 tokens, 12,000 parameters, fsdp2 on 2",
+        "training loss   6.250 at step 1, 5.500 at step 2",
+        "validation loss 6.100 at step 1",
+        "validation loss 5.600 at step 2",
+        "speed           1,235 tokens/s, median of the steps",
+        "sample          'second\\n'",
+        f"run folder      {folder}",
+    ]
+
+
+def test_what_a_run_does_not_have_is_left_out(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS[:1], tokens_per_s=None)
+    assert summarise(run_file)[1:] == [
+        "training loss   6.250 at step 1, 6.250 at step 1",
+        "speed           no step was timed",
+        f"run folder      {folder}",
+    ]
+
+
+def test_why_a_run_failed_is_said(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS, exit=6, reason="step 3: the loss is nan")
+    assert summarise(run_file)[0].startswith("step 3: the loss is nan: 2 steps")
+
+
+def test_overrides_choose_the_run(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS)
+    with pytest.raises(UsageError, match="runs/other holds no finished start of a run"):
+        summarise(run_file, ["run_name=other"])
+
+
+def test_a_run_without_a_step_is_refused(run_file: Path, folder: Path) -> None:
+    leave(folder, [])
+    with pytest.raises(UsageError, match="holds no finished start"):
+        summarise(run_file)
+
+
+def test_a_run_that_is_not_over_is_refused(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS)
+    (folder / "summary.json").unlink()
+    with pytest.raises(UsageError, match="holds no finished start"):
+        summarise(run_file)
+
+
+def test_a_line_torn_by_a_crash_is_left_out(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 3, "lo')
+    assert summarise(run_file)[1] == "training loss   6.250 at step 1, 5.500 at step 2"

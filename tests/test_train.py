@@ -1,0 +1,165 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.shard_files import write_llmc
+from toolkit import train as train_module
+from toolkit.backends.strategies import STRATEGIES
+from toolkit.errors import ToolkitError, UntrustedError, UsageError
+from toolkit.train import ROOT, find_launch_file, launch_command, train
+from toolkit.training.run_folder import write_summary
+
+
+class Launcher:
+    """Stands in for `accelerate launch`: what the job leaves and what the launcher returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.commands: list[list[str]] = []
+        self.status = 0
+        self.leaves: dict[str, object] | None = None
+
+    def run(self, command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        if self.leaves is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_summary(self.folder, self.leaves)
+        return subprocess.CompletedProcess(command, self.status)
+
+
+@pytest.fixture
+def launcher(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    launcher = Launcher(run_file.parent / "runs" / "tiny")
+    monkeypatch.setattr(train_module.subprocess, "run", launcher.run)
+    return launcher
+
+
+def test_the_printed_line_is_the_one_that_is_run(
+    run_file: Path,
+    launcher: Launcher,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert train("fsdp2", run_file, ["seed=2"], num_processes=4) == 0
+    line = (
+        "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 4 "
+        f"launch/train.py --config {run_file} seed=2"
+    )
+    assert capsys.readouterr().out == line + "\n"
+    own_launcher = [sys.executable, "-m", "toolkit.launcher"]
+    assert launcher.commands == [[*own_launcher, *line.split()[1:]]]
+
+
+def test_from_another_folder_the_paths_are_whole(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    command = launch_command(find_launch_file("single"), run_file, [], num_processes=None)
+    assert str(ROOT / "configs" / "accelerate" / "single.yaml") in command
+    assert str(ROOT / "launch" / "train.py") in command
+    assert "--num_processes" not in command
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_has_its_launch_file(strategy: str) -> None:
+    assert find_launch_file(strategy).is_file()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("zero4", "did you mean 'zero"),
+        ("fsdp", "did you mean 'fsdp2'?"),
+        ("horovod", "there are single, ddp, fsdp2"),
+        ("../secrets", "there are single"),
+    ],
+)
+def test_an_unknown_strategy_is_refused_with_a_hint(strategy: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_launch_file(strategy)
+    assert f"unknown strategy '{strategy}'" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_the_workers_code_is_returned(run_file: Path, launcher: Launcher) -> None:
+    launcher.status = 1
+    launcher.leaves = {"exit": 75}
+    assert train("single", run_file, [], num_processes=None) == 75
+
+
+def test_a_run_that_ends_twice_in_the_same_way_has_the_same_code(
+    run_file: Path, launcher: Launcher
+) -> None:
+    launcher.status = 1
+    launcher.leaves = {"exit": 6, "reason": "step 3: the loss is nan"}
+    codes = [train("single", run_file, [], num_processes=None) for _ in range(2)]
+    assert codes == [6, 6]
+
+
+def test_an_earlier_starts_summary_says_nothing_of_this_one(
+    run_file: Path, launcher: Launcher
+) -> None:
+    launcher.folder.mkdir(parents=True)
+    write_summary(launcher.folder, {"exit": 6})
+    launcher.status = 1
+    assert train("single", run_file, [], num_processes=None) == 1
+    launcher.status = 0
+    assert train("single", run_file, [], num_processes=None) == 0
+
+
+def test_a_launcher_that_failed_is_never_taken_for_done(run_file: Path, launcher: Launcher) -> None:
+    launcher.status = 1
+    launcher.leaves = {"exit": 0}
+    assert train("single", run_file, [], num_processes=None) == 1
+
+
+def _no_shards(run_file: Path) -> None:
+    (run_file.parent / "train" / "shard_000000.bin").unlink()
+
+
+def _too_few_tokens(run_file: Path) -> None:
+    write_llmc(run_file.parent / "train" / "shard_000000.bin", [1] * 512)
+
+
+def _damaged_val(run_file: Path) -> None:
+    shard = run_file.parent / "val" / "shard_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+
+def _slip(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("vocab_size", "vocab_sise"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        (_no_shards, UsageError, "train: holds no shard"),
+        (_too_few_tokens, UsageError, "one step needs 513 tokens"),
+        (_damaged_val, UntrustedError, "val/shard_000000.bin: the header says"),
+        (_slip, UsageError, "did you mean 'model.vocab_size'?"),
+    ],
+)
+def test_nothing_is_launched_that_would_fail(
+    run_file: Path,
+    launcher: Launcher,
+    fault: Callable[[Path], None],
+    error: type[ToolkitError],
+    words: str,
+) -> None:
+    fault(run_file)
+    with pytest.raises(error) as caught:
+        train("ddp", run_file, [], num_processes=None)
+    assert words in str(caught.value)
+    assert launcher.commands == []
+
+
+def test_a_world_that_does_not_divide_the_batch_is_refused(
+    run_file: Path, launcher: Launcher
+) -> None:
+    with pytest.raises(UsageError, match="x 3 ranks"):
+        train("ddp", run_file, [], num_processes=3)
+    assert launcher.commands == []
