@@ -1,0 +1,144 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import toolkit.train
+from toolkit import cli
+from toolkit.training.run_folder import write_summary
+
+ROOT = Path(__file__).parents[1]
+
+HELP = """
+import sys
+import typer
+from typer.testing import CliRunner
+from toolkit.cli import app
+
+def verbs(command, words=()):
+    yield words
+    for name, below in getattr(command, "commands", {}).items():
+        yield from verbs(below, (*words, name))
+
+results = {" ".join(w): CliRunner().invoke(app, [*w, "--help"]) for w in verbs(
+    typer.main.get_command(app))}
+heavy = {"torch", "accelerate", "deepspeed", "transformers", "numpy", "tiktoken"}
+print({verb: result.exit_code for verb, result in results.items()})
+print([verb for verb, result in results.items() if "Usage:" not in result.output])
+print(sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_help_of_every_verb_imports_nothing_heavy() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", HELP], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    codes, silent, heavy = map(yaml.safe_load, result.stdout.splitlines())
+    assert {"", "train", "check", "summary", "data", "data prepare", "data verify"} <= codes.keys()
+    assert set(codes.values()) == {0}
+    assert silent == []
+    assert heavy == []
+
+
+class Ran:
+    """What the installed program printed and returned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *words: str | Path) -> "Ran":
+        self._monkeypatch.setattr(sys, "argv", ["toolkit", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        self.code = caught.value.code
+        self.out, self.err = self._capsys.readouterr()
+        return self
+
+
+@pytest.fixture
+def toolkit_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    return Ran(monkeypatch, capsys)
+
+
+def test_a_misspelt_verb_is_wrong_usage(toolkit_program: Ran) -> None:
+    ran = toolkit_program("trian")
+    assert ran.code == 2
+    assert "Did you mean 'train'?" in ran.err
+
+
+def test_an_error_is_one_sentence_and_its_code(toolkit_program: Ran, run_file: Path) -> None:
+    ran = toolkit_program("summary", run_file)
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"error: {run_file.parent / 'runs' / 'tiny'} ")
+    assert ran.out == ""
+
+
+def test_an_error_of_trust_has_a_code_of_its_own(toolkit_program: Ran, run_file: Path) -> None:
+    shard = run_file.parent / "train" / "shard_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    ran = toolkit_program("train", "--strategy", "single", "--config", run_file)
+    assert ran.code == 3
+    assert ran.err.startswith(f"error: {shard}: ")
+
+
+def test_check_says_what_is_good(toolkit_program: Ran, run_file: Path) -> None:
+    ran = toolkit_program("check", run_file, ROOT / "configs" / "accelerate" / "ddp.yaml")
+    assert ran.code == 0
+    assert ran.err == ""
+    run, launch, pair = ran.out.splitlines()
+    assert run.startswith(f"{run_file}: run configuration, 12,016 parameters")
+    assert launch.endswith("strategy ddp, num_processes 2")
+    assert "4 sequences x 32 tokens x 2 micro-steps x 2 ranks" in pair
+
+
+def test_check_says_what_is_wrong_and_still_what_is_good(
+    toolkit_program: Ran, run_file: Path
+) -> None:
+    bad = run_file.with_name("bad.yaml")
+    bad.write_text(run_file.read_text().replace("steps:", "stepps:"))
+    ran = toolkit_program("check", run_file, bad)
+    assert ran.code == 2
+    assert ran.out.startswith(f"{run_file}: run configuration")
+    assert str(bad) in ran.err
+    assert "did you mean 'training.steps'?" in ran.err
+
+
+def test_an_unknown_strategy_has_a_suggestion(toolkit_program: Ran, run_file: Path) -> None:
+    ran = toolkit_program("train", "--strategy", "fsdp", "--config", run_file)
+    assert ran.code == 2
+    assert ran.err == "error: unknown strategy 'fsdp'; did you mean 'fsdp2'?\n"
+
+
+def test_train_takes_overrides_and_returns_the_runs_code(
+    toolkit_program: Ran, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_file.parent / "runs" / "other"
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        folder.mkdir(parents=True)
+        write_summary(folder, {"exit": 6})
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(toolkit.train.subprocess, "run", run)
+    words = ["--strategy", "ddp", "--num-processes", "4", "--config", str(run_file)]
+    ran = toolkit_program("train", *words, "run_name=other")
+    assert ran.code == 6
+    assert "--num_processes 4" in ran.out
+    assert ran.out.endswith("run_name=other\n")
+
+
+def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:
+    folder = run_file.parent / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    step = {"kind": "train", "step": 1, "loss": 6.2, "tokens": 512}
+    (folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    summary = {"reason": "done", "parameters": 1, "strategy": "ddp", "world_size": 2}
+    write_summary(folder, {**summary, "tokens_per_s": None})
+    ran = toolkit_program("summary", run_file)
+    assert ran.code == 0
+    assert ran.out.splitlines()[0] == "done: 1 steps, 512 tokens, 1 parameters, ddp on 2"
