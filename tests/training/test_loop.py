@@ -164,7 +164,7 @@ def test_a_nan_stops_the_run_before_anything_is_saved(start: Start) -> None:
         return loss * float("nan") if loop.step == 2 else loss
 
     loop.engine.module.register_forward_hook(poison)
-    with pytest.raises(NonFiniteError, match="^step 3: the loss is nan and the gradient norm nan"):
+    with pytest.raises(NonFiniteError, match=r"^step 3: the loss is nan and the gradient norm nan"):
         loop.fit()
     assert column(loop, "step") == [1, 2]
     assert [path.name for path in loop.store.committed()] == ["step_00000001", "step_00000002"]
@@ -223,7 +223,7 @@ def test_endless_fp16_overflow_ends_the_run_with_its_cause(
 ) -> None:
     loop = start("training.checkpoint_every=1")
     overflow = Overflow(monkeypatch, loop, set(range(2, 100)))
-    with pytest.raises(NonFiniteError, match="^step 3: fp16 gradients overflowed 20 times"):
+    with pytest.raises(NonFiniteError, match=r"^step 3: fp16 gradients overflowed 20 times"):
         loop.fit()
     assert len(overflow.batches) == 2 + MAX_SKIPPED_IN_A_ROW
     assert column(loop, "step") == [1, 2]
