@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ToolkitError, UsageError
 
 app = typer.Typer(
@@ -65,6 +66,44 @@ def check(
     for line in report.problems:
         typer.echo(line, err=True)
     raise typer.Exit(UsageError.exit_code if report.problems else 0)
+
+
+@app.command("verify")
+def verify_engines(
+    strategies: Annotated[str, typer.Option(help="Comma-separated.")] = (
+        "single,ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3"
+    ),
+    accumulation: Annotated[
+        str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
+    ] = "replicated,sharded,deferred",
+    world_sizes: Annotated[
+        str, typer.Option(help="Comma-separated; single runs on 1, hsdp on 4 or more.")
+    ] = "1,2,4",
+    grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "1,4",
+    precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
+    model: Annotated[
+        str, typer.Option(help="A preset, or n_layer,n_head,n_embd,vocab_size,block_size.")
+    ] = "2,2,32,512,32",
+    steps: Annotated[int, typer.Option(help="Updates per case.", min=2, max=50)] = 5,
+    timeout: Annotated[float, typer.Option(help="Seconds for one launch.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prove that strategies and accumulation modes compute the same update, by launching them."""
+    from toolkit.verify.command import verify as run
+    from toolkit.verify.options import choices, model_sizes, numbers
+
+    code = run(
+        strategies=choices("--strategies", strategies, STRATEGIES),
+        accumulations=choices("--accumulation", accumulation, ACCUMULATIONS),
+        world_sizes=numbers("--world-sizes", world_sizes),
+        grad_accum_steps=numbers("--grad-accum", grad_accum),
+        precisions=choices("--precision", precision, ("fp32", "bf16")),
+        sizes=model_sizes(model),
+        steps=steps,
+        as_json=as_json,
+        timeout_s=timeout,
+    )
+    raise typer.Exit(code)
 
 
 @data.command()

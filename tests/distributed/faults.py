@@ -29,7 +29,7 @@ from toolkit.training.step import train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.compare import compare
-from toolkit.verify.reference import Trajectory, reference_trajectory
+from toolkit.verify.reference import reference_trajectory
 
 LAUNCHED = read_launch(os.environ)
 CASE = Case(accumulation="replicated", grad_accum_steps=4, dropout=0.0)
@@ -72,7 +72,7 @@ def stale_optimizer() -> None:
 
 
 def watched_step(engine: Engine, *, watch: bool = True) -> None:
-    with check_first_step(engine) if watch else nullcontext():
+    with check_first_step(engine, grad_accum_steps=4) if watch else nullcontext():
         train_step(engine, arm.own_micro_batches(CASE, TINY, engine, 0), lr=0.1)
 
 
@@ -128,8 +128,8 @@ def sync_flag_after_forward() -> None:
 
 def _gradient_error(prepare: Callable[[Engine], None]) -> float:
     case = replace(CASE, steps=1)
-    with patch.object(arm, "check_first_step", lambda engine: nullcontext()):
-        found: Trajectory = arm.run_case(case, TINY, LAUNCHED, prepare=prepare)
+    with patch.object(arm, "check_first_step", lambda engine, **settings: nullcontext()):
+        found = arm.run_case(case, TINY, LAUNCHED, prepare=prepare).trajectory
     expected = reference_trajectory(case, TINY, dtype=torch.float32)
     return compare(found, expected).gradient_max_rel
 

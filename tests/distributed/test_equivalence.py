@@ -35,7 +35,8 @@ BF16_RELATIVE = 1e-2
 @cache
 def outcomes(strategy: Strategy, world_size: int) -> dict[Case, Trajectory]:
     cases = cases_of(strategy, world_size)
-    return dict(zip(cases, run_arm(strategy, world_size, cases, TINY), strict=True))
+    found = run_arm(strategy, world_size, cases, TINY)
+    return {case: outcome.trajectory for case, outcome in zip(cases, found, strict=True)}
 
 
 def cases_of(strategy: Strategy, world_size: int) -> list[Case]:

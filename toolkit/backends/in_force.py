@@ -177,7 +177,7 @@ def _window_dtypes(engine: Engine) -> set[torch.dtype]:
 
 
 @contextmanager
-def check_first_step(engine: Engine) -> Iterator[None]:
+def check_first_step(engine: Engine, *, grad_accum_steps: int) -> Iterator[None]:
     """Watch one update and compare what it did with what was asked.
 
     Collectives are read from the profiler, which sees those of DDP's and DeepSpeed's own code too.
@@ -195,8 +195,9 @@ def check_first_step(engine: Engine) -> Iterator[None]:
         Fact("optimizer state dtypes", set(), _state_dtypes(engine) - {torch.float32}),
         # A norm's weight near 1 can lie still under a tiny learning rate; most others cannot.
         Fact("most parameters moved", True, engine.step_was_skipped or 2 * still < len(before)),
-        *_communication_facts(engine, recorded),
     ]
+    if engine.world_size > 1 and grad_accum_steps > 1:
+        facts.append(_communication_fact(engine, recorded))
     _raise_differences(facts)
 
 
@@ -215,21 +216,16 @@ def _state_dtypes(engine: Engine) -> set[torch.dtype]:
     return {moment.dtype for moment in moments}
 
 
-def _communication_facts(engine: Engine, recorded: profile) -> list[Fact]:
-    """Which reductions ran before the last micro-step; none at all if there is only one."""
+def _communication_fact(engine: Engine, recorded: profile) -> Fact:
+    """Which kinds of reduction ran before the last micro-step."""
     events = recorded.events() or []
-    earlier = [event.time_range for event in events if event.name == EARLIER_MICRO_STEPS]
-    if engine.world_size == 1 or not earlier:
-        return []
-    start, end = earlier[0].start, earlier[0].end
+    earlier = next(event.time_range for event in events if event.name == EARLIER_MICRO_STEPS)
     found = {
         _REDUCTIONS[event.name]
         for event in events
-        if event.name in _REDUCTIONS and start <= event.time_range.start < end
+        if event.name in _REDUCTIONS and earlier.start <= event.time_range.start < earlier.end
     }
-    return [
-        Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)
-    ]
+    return Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)
 
 
 def _asked_reductions(engine: Engine) -> set[str]:

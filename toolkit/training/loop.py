@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -68,13 +68,15 @@ class Loop:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
         first = self.step
         while self.step < last:
-            watch = check_first_step(self.engine) if self.step == first else nullcontext()
-            with watch:
+            with self._watch() if self.step == first else nullcontext():
                 self._train_once(timed=self.step > first)
             if _due(self.step, training.eval_every, last):
                 self._evaluate()
             if _due(self.step, training.checkpoint_every, last):
                 self._save()
+
+    def _watch(self) -> AbstractContextManager[None]:
+        return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
 
     def _train_once(self, *, timed: bool) -> None:
         started = time.perf_counter()

@@ -8,14 +8,16 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from toolkit.backends.build import build_engine
+from toolkit.backends.collectives import KINDS, Collectives, Kind, Traffic, count_collectives
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_first_step, check_in_force
 from toolkit.backends.launched import Launched, read_launch
@@ -28,6 +30,20 @@ from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify.cases import Case, global_batch
 from toolkit.verify.reference import Trajectory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an arm did in one case, and what it communicated in its last step.
+
+    Attributes:
+        traffic: by kind, without payloads as small as a vector of norms.
+        replicas_differ: parameters that are not the same bits on every rank.
+    """
+
+    trajectory: Trajectory
+    traffic: dict[Kind, Traffic]
+    replicas_differ: int
 
 
 def main(order_file: Path) -> None:
@@ -48,7 +64,7 @@ def run_case(
     launched: Launched,
     *,
     prepare: Callable[[Engine], None] = lambda engine: None,
-) -> Trajectory:
+) -> Outcome:
     """Train for a few steps under the launched strategy.
 
     Args:
@@ -62,15 +78,39 @@ def run_case(
     gradients = _capture_gradients(engine)
     lr = case.optimizer_config().lr
     losses, grad_norms = [], []
+    counted = Collectives()
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
-        with check_first_step(engine) if step == 0 else nullcontext():
+        with _watch(engine, case, step) as watched:
             result = train_step(engine, micro_batches, lr=lr)
+        counted = watched or counted
         losses.append(result.loss.item())
         grad_norms.append(float(result.grad_norm))
     parameters = {name: engine.full_parameter(p).clone() for name, p in engine.named_parameters()}
-    return Trajectory(losses, grad_norms, gradients, parameters)
+    return Outcome(
+        Trajectory(losses, grad_norms, gradients, parameters),
+        # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
+        {kind: counted.traffic(kind, above=len(parameters)) for kind in KINDS},
+        replicas_differ=_replicas_differ(engine),
+    )
+
+
+def _watch(engine: Engine, case: Case, step: int) -> AbstractContextManager[Collectives | None]:
+    """The first step is checked; the last is counted, when engines have settled their buckets."""
+    if step == 0:
+        return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
+    return count_collectives() if step == case.steps - 1 else nullcontext()
+
+
+def _replicas_differ(engine: Engine) -> int:
+    """Number of parameters whose whole value is not the same bits on every rank."""
+    differing = 0
+    for _, parameter in engine.named_parameters():
+        bits = engine.full_parameter(parameter).contiguous().view(torch.int32)
+        own = bits.sum(dtype=torch.int64)
+        differing += int(engine.max_over_ranks(own) != -engine.max_over_ranks(-own))
+    return differing
 
 
 def build_case(case: Case, sizes: ModelSizes, launched: Launched) -> Engine:
@@ -130,12 +170,32 @@ def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
     return captured
 
 
-def _write(stem: Path, outcome: Trajectory) -> None:
-    figures = {"losses": outcome.losses, "grad_norms": outcome.grad_norms}
+def _write(stem: Path, outcome: Outcome) -> None:
+    did = outcome.trajectory
+    figures = {
+        "losses": did.losses,
+        "grad_norms": did.grad_norms,
+        "traffic": {kind: asdict(traffic) for kind, traffic in outcome.traffic.items()},
+        "replicas_differ": outcome.replicas_differ,
+    }
     stem.with_suffix(".json").write_text(json.dumps(figures))
-    for part in ("gradients", "parameters"):
-        tensors = {k: v.float().cpu().contiguous() for k, v in getattr(outcome, part).items()}
-        save_file(tensors, stem.with_name(f"{stem.name}.{part}.safetensors"))
+    for part, tensors in (("gradients", did.gradients), ("parameters", did.parameters)):
+        whole = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, stem.with_name(f"{stem.name}.{part}.safetensors"))
+
+
+def read_outcome(stem: Path) -> Outcome:
+    """Return what an arm left under this name."""
+    figures = json.loads(stem.with_suffix(".json").read_text())
+    gradients, parameters = (
+        load_file(stem.with_name(f"{stem.name}.{part}.safetensors"))
+        for part in ("gradients", "parameters")
+    )
+    return Outcome(
+        Trajectory(figures["losses"], figures["grad_norms"], gradients, parameters),
+        {kind: Traffic(**figures["traffic"][kind]) for kind in KINDS},
+        replicas_differ=figures["replicas_differ"],
+    )
 
 
 if __name__ == "__main__":

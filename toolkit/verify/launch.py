@@ -11,15 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from toolkit.backends.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
 from toolkit.model.sizes import ModelSizes
 from toolkit.train import find_launch_file
 from toolkit.verify import arm
 from toolkit.verify.cases import Case
-from toolkit.verify.reference import Trajectory
 
 
 class ArmError(ToolkitError):
@@ -33,7 +30,7 @@ def run_arm(
     sizes: ModelSizes,
     *,
     timeout_s: float = 180.0,
-) -> list[Trajectory]:
+) -> list[arm.Outcome]:
     """Run all cases of one strategy and world size in one launch.
 
     Raises:
@@ -50,7 +47,7 @@ def run_arm(
         order_file = Path(folder) / "order.json"
         order_file.write_text(json.dumps(order))
         launch(strategy, world_size, [arm.__file__, str(order_file)], timeout_s=timeout_s)
-        return [_read(Path(folder) / f"case_{n:03d}") for n in range(len(cases))]
+        return [arm.read_outcome(Path(folder) / f"case_{n:03d}") for n in range(len(cases))]
 
 
 def launch(
@@ -93,12 +90,3 @@ def launch(
     if process.returncode:
         raise ArmError(f"{strategy} on {world_size} processes failed:\n{printed[-4000:]}")
     return printed
-
-
-def _read(stem: Path) -> Trajectory:
-    figures = json.loads(stem.with_suffix(".json").read_text())
-    gradients, parameters = (
-        load_file(stem.with_name(f"{stem.name}.{part}.safetensors"))
-        for part in ("gradients", "parameters")
-    )
-    return Trajectory(figures["losses"], figures["grad_norms"], gradients, parameters)

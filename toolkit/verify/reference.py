@@ -31,14 +31,19 @@ class Trajectory:
 
 
 def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -> Trajectory:
-    """Train for `case.steps` updates in `dtype`, from weights drawn in fp32."""
+    """Train for `case.steps` updates in `dtype`, from weights drawn in fp32.
+
+    A case in bf16 is computed under PyTorch's autocast, with fp32 masters; in fp64 it is exact.
+    """
+    autocast = dtype != torch.float64 and case.precision == "bf16"
     torch.manual_seed(case.seed)
     model = GPT2(sizes).to(dtype)
     optimizer = _build_optimizer(model, case.optimizer_config())
     losses, grad_norms, gradients = [], [], {}
     for step in range(case.steps):
         inputs, targets = global_batch(step, seed=case.seed, sizes=sizes, masked=case.masked)
-        loss = model(inputs, targets) / (targets >= 0).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(inputs, targets) / (targets >= 0).sum()
         loss.backward()
         if step == 0:
             gradients = {name: _gradient(p).clone() for name, p in model.named_parameters()}

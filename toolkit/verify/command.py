@@ -1,0 +1,69 @@
+"""`toolkit verify`, from its options to its exit code."""
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.model.sizes import ModelSizes
+from toolkit.verify.cases import Case
+from toolkit.verify.report import build_json, build_table
+from toolkit.verify.run import Arm, Verdict, cases_of, default_arms, run_all
+
+NOT_EQUAL = 1
+
+
+def verify(
+    *,
+    strategies: Sequence[Strategy],
+    accumulations: Sequence[Accumulation],
+    world_sizes: Sequence[int],
+    grad_accum_steps: Sequence[int],
+    precisions: Sequence[Precision],
+    sizes: ModelSizes,
+    steps: int,
+    as_json: bool,
+    timeout_s: float,
+) -> int:
+    """Run the arms, print a table or JSON; return 0 only if everything that ran is equal."""
+    verdicts: list[Verdict] = []
+    others: dict[Arm, str] = {}
+    arms = default_arms(strategies, world_sizes)
+
+    def cases(arm: Arm) -> list[Case]:
+        return cases_of(
+            arm,
+            accumulations=accumulations,
+            grad_accum_steps=grad_accum_steps,
+            precisions=precisions,
+            steps=steps,
+        )
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("starting", total=len(arms))
+        for done, (arm, found) in enumerate(run_all(arms, cases, sizes, timeout_s=timeout_s), 1):
+            name = f"{arm.strategy} on {arm.world_size}"
+            if isinstance(found, str):
+                others[arm] = found
+            else:
+                verdicts += found
+            progress.update(task, completed=done, description=f"{done}/{len(arms)} {name}")
+    report = build_json(verdicts, others, sizes, steps=steps)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(verdicts, others)
+    return 0 if report["ok"] else NOT_EQUAL
+
+
+def _print(verdicts: list[Verdict], others: dict[Arm, str]) -> None:
+    console = Console(width=None if Console().is_terminal else 200)
+    if verdicts:
+        console.print(build_table(verdicts))
+    for arm, reason in others.items():
+        console.print(f"{arm.strategy} on {arm.world_size}: {reason}", highlight=False)
+    equal = sum(not verdict.problems for verdict in verdicts)
+    console.print(f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding")

@@ -1,0 +1,60 @@
+"""How far an arm may be from the exact update: as far as rounding alone can take it.
+
+The same steps are computed twice more in one process: in fp64, which counts as exact, and in the
+arm's precision as plain PyTorch computes it. The distance between those two is the rounding error
+of this model, this data and this number of steps. An arm does the same arithmetic and differs in
+the order of its additions, over A micro-steps and N ranks, so its error is another draw of it.
+
+Rounding errors of n additions in any order are bounded by (n - 1) u sum|x| (Higham 2002, Accuracy
+and Stability of Numerical Algorithms, section 4.2), and behave like sqrt(n) u times that in
+practice; cutting a sum into A N parts leaves n as it is. The largest of a few dozen such draws
+stays within a small multiple of one: `DRAWS`. Faults are of another size altogether: a gradient
+averaged twice is off by a factor, not by a few times 1e-7.
+
+Engines that hold the whole module in bf16 also round the residual stream, once a branch, which
+autocast keeps in fp32. That makes more roundings of the same size, which `DRAWS` covers.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from toolkit.backends.strategies import Precision
+from toolkit.model.sizes import ModelSizes
+from toolkit.verify.cases import Case
+from toolkit.verify.compare import Difference, compare
+from toolkit.verify.reference import Trajectory, reference_trajectory
+
+DRAWS = 8.0
+ROUNDOFF: dict[Precision, float] = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12}
+"""Half the distance from 1 to the next number of the precision (IEEE 754-2019, table 3.5)."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """The exact trajectory of a case and the distance from it that rounding explains."""
+
+    exact: Trajectory
+    rounding: Difference
+
+    def limit(self, name: str, precision: Precision) -> float:
+        """Return the largest admissible value of a `Difference` field.
+
+        Never below a few units of the precision itself: the rounding error of one quantity can by
+        chance be nearly zero.
+        """
+        floor = 4 * ROUNDOFF[precision]
+        scale = max(self.exact.losses) if name == "loss_max_abs" else 1.0
+        return DRAWS * max(getattr(self.rounding, name), floor * scale)
+
+
+def yardstick(case: Case, sizes: ModelSizes) -> Yardstick:
+    """Compute the exact trajectory of a case and the rounding error of its precision."""
+    exact = reference_trajectory(case, sizes, dtype=torch.float64)
+    rounded = reference_trajectory(case, sizes, dtype=torch.float32)
+    return Yardstick(exact, compare(rounded, exact))
+
+
+COMPARED = tuple(
+    field.name for field in fields(Difference) if field.name not in ("worst", "key_bias_max_abs")
+)
