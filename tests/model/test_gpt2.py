@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model.largest import Largest
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
-from toolkit.model.loss import IGNORE_INDEX
+from toolkit.model.loss import CHUNK_ROWS, IGNORE_INDEX
 from toolkit.model.sizes import PRESETS, ModelSizes, preset_sizes
 from toolkit.training.build import check_compiler
 
@@ -185,6 +186,18 @@ def test_the_chunked_loss_is_the_plain_one_through_the_whole_model() -> None:
     """Also where the weight is the token embedding's, whose gradient has two parts."""
     plain, chunked = (loss_and_gradients(build(loss=loss)) for loss in ("plain", "chunked"))
     assert_equal(chunked, plain, rtol=1e-6)
+
+
+def test_only_the_plain_loss_holds_the_logits_of_all_tokens() -> None:
+    sizes = replace(SIZES, vocab_size=2000, block_size=256)
+    tokens, targets = batch(sizes, rows=2)
+    held = {}
+    for loss in ("plain", "chunked"):
+        model = build(sizes, loss=loss)
+        with Largest() as largest:
+            model(tokens, targets).backward()
+        held[loss] = largest.elements
+    assert held == {"plain": 512 * 2000, "chunked": CHUNK_ROWS * 2000}
 
 
 def test_without_targets_a_chunked_model_gives_logits() -> None:

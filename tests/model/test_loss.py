@@ -1,11 +1,10 @@
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.model.largest import Largest
 from toolkit.model import loss
 from toolkit.model.loss import (
     CHUNK_ROWS,
@@ -127,21 +126,6 @@ def test_chunked_of_a_bf16_model_has_bf16_gradients_and_an_fp32_loss() -> None:
     doubled = [tensor.double() if tensor.is_floating_point() else tensor for tensor in drawn]
     for gradient, exact in zip(gradients, with_gradients(plain, doubled)[1:], strict=True):
         assert (gradient.double() - exact).norm() <= 1e-2 * exact.norm()
-
-
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return made
 
 
 @pytest.mark.parametrize(
