@@ -77,9 +77,13 @@ def verify_engines(
         str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
     ] = "replicated,sharded,deferred",
     world_sizes: Annotated[
-        str, typer.Option(help="Comma-separated; single runs on 1, hsdp on 4 or more.")
-    ] = "1,2,4",
-    grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "1,4",
+        str | None,
+        typer.Option(
+            help="Comma-separated.",
+            show_default="the smallest of each: 1 for single, 4 for hsdp, 2",
+        ),
+    ] = None,
+    grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
     precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
     model: Annotated[
         str, typer.Option(help="A preset, or n_layer,n_head,n_embd,vocab_size,block_size.")
@@ -95,7 +99,7 @@ def verify_engines(
     code = run(
         strategies=choices("--strategies", strategies, STRATEGIES),
         accumulations=choices("--accumulation", accumulation, ACCUMULATIONS),
-        world_sizes=numbers("--world-sizes", world_sizes),
+        world_sizes=numbers("--world-sizes", world_sizes) if world_sizes else [],
         grad_accum_steps=numbers("--grad-accum", grad_accum),
         precisions=choices("--precision", precision, ("fp32", "bf16")),
         sizes=model_sizes(model),

@@ -19,8 +19,9 @@ and payloads as `toolkit.backends.collectives` defines them, in elements:
                                   the embedding and the head) unless a prefetch has left it in
                                   place; the small persistent parameters once, after the update
 
-Gathers move the precision of the computation, reductions fp32. Slices that do not divide evenly are
-padded, which adds at most the number of shards minus 1 rows to each tensor.
+In a world of one nobody gathers and FSDP2 does not reduce; DDP and DeepSpeed do, with themselves.
+Gathers move the precision of the computation, reductions fp32. Slices that do not divide evenly
+are padded, which adds at most the number of shards minus 1 rows to each tensor.
 """
 
 from dataclasses import dataclass
@@ -89,6 +90,10 @@ def expected_bytes(
         shards = world_size // replicas
         across = grad_accum_steps if accumulation == "sharded" else 1
         found["all_reduce"] = _exactly(across * gradients // shards)
+    if world_size == 1:
+        found["all_gather"] = nothing
+        if strategy in ("fsdp2", "fsdp2_no_reshard"):
+            found["reduce_scatter"] = nothing
     return found
 
 

@@ -10,7 +10,7 @@ from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case
 from toolkit.verify.report import build_json, build_table
-from toolkit.verify.run import Arm, Verdict, cases_of, default_arms, run_all
+from toolkit.verify.run import Arm, Verdict, cases_of, plan_arms, run_all
 
 NOT_EQUAL = 1
 
@@ -30,7 +30,7 @@ def verify(
     """Run the arms, print a table or JSON; return 0 only if everything that ran is equal."""
     verdicts: list[Verdict] = []
     others: dict[Arm, str] = {}
-    arms = default_arms(strategies, world_sizes)
+    arms = plan_arms(strategies, world_sizes)
 
     def cases(arm: Arm) -> list[Case]:
         return cases_of(

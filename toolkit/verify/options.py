@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import TypeVar, cast
 
 from toolkit.errors import UsageError
-from toolkit.model.sizes import PRESETS, ModelSizes, Preset, preset_sizes
+from toolkit.model.sizes import PRESETS, ModelSizes, preset_sizes
 
 Name = TypeVar("Name", bound=str)
 
@@ -46,7 +46,7 @@ def model_sizes(text: str) -> ModelSizes:
         UsageError: it is neither, or the heads do not divide the width.
     """
     if text in PRESETS:
-        return preset_sizes(cast(Preset, text))
+        return preset_sizes(text)
     if text.count(",") != 4:
         raise UsageError(
             f"--model must be {', '.join(PRESETS)}, or n_layer,n_head,n_embd,vocab_size,block_size"

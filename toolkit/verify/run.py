@@ -177,6 +177,14 @@ def run_all(
             yield arm, f"failed: {error}"
 
 
-def default_arms(strategies: Sequence[Strategy], world_sizes: Sequence[int]) -> list[Arm]:
-    """Return every strategy at every world size, in order; `not_run` says which cannot exist."""
-    return [Arm(strategy, size) for strategy in strategies for size in world_sizes]
+def plan_arms(strategies: Sequence[Strategy], world_sizes: Sequence[int]) -> list[Arm]:
+    """Return every strategy at every world size; without sizes, each at the smallest it can have.
+
+    `not_run` says which of them cannot exist.
+    """
+    smallest = {"single": 1, "hsdp": 2 * REPLICAS}
+    return [
+        Arm(strategy, size)
+        for strategy in strategies
+        for size in world_sizes or [smallest.get(strategy, 2)]
+    ]
