@@ -1,14 +1,15 @@
-from datetime import timedelta
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.training.ranks import Rows, arrays, on_ranks
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
+from toolkit.backends.engine import Engine
 from toolkit.training.evaluate import Evaluation, evaluate
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
+
+Build = Callable[[Case], Engine]
 
 
 def evaluation(*ranks: list[Rows]) -> Evaluation:
@@ -52,13 +53,10 @@ def test_many_batches_lose_no_precision() -> None:
     assert found.loss == (2**24 + 100) / 101
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_evaluation_leaves_no_trace() -> None:
+def test_evaluation_leaves_no_trace(single_engine: Build) -> None:
     """No dropout while it lasts and dropout again after it, and no gradient."""
-    launched = read_launch({})
-    start_process_group(launched, timeout=timedelta(seconds=60))
     case = Case(accumulation="replicated", grad_accum_steps=1, dropout=0.5)
-    engine = arm.build_case(case, TINY, launched)
+    engine = single_engine(case)
     tokens, targets = (part.numpy() for part in arm.own_micro_batches(case, TINY, engine, 0)[0])
     before = torch.get_rng_state()
     first, second = (evaluate(engine, [(tokens, targets)]) for _ in range(2))

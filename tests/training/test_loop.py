@@ -91,7 +91,9 @@ def test_a_run_learns(start: Start) -> None:
 
 
 def test_stop_at_ends_early_on_the_same_schedule(start: Start) -> None:
-    whole, early = start("run_name=whole"), start("run_name=early", "training.stop_at=2")
+    decaying = "optimizer.warmup_steps=0"
+    whole = start("run_name=whole", decaying)
+    early = start("run_name=early", decaying, "training.stop_at=2")
     whole.fit()
     early.fit()
     assert early.step == 2

@@ -1,16 +1,17 @@
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 import torch
 
 from tests.training.ranks import Rows, ThreadEngine, batch, on_ranks
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
+from toolkit.backends.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.step import StepResult, count_valid, train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
+
+Build = Callable[[Case], Engine]
 
 
 def step(*ranks: list[Rows], lr: float = 0.5) -> list[tuple[StepResult, float]]:
@@ -92,18 +93,15 @@ def test_valid_targets_are_counted_over_all_micro_batches() -> None:
     assert (count.item(), count.dtype) == (3, torch.int64)
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_real_engine_has_the_loss_and_norm_of_the_whole_batch() -> None:
+def test_a_real_engine_has_the_loss_and_norm_of_the_whole_batch(single_engine: Build) -> None:
     """Four micro-steps with unequal numbers of valid targets against one plain pass."""
-    launched = read_launch({})
-    start_process_group(launched, timeout=timedelta(seconds=60))
     case = Case(accumulation="replicated", grad_accum_steps=4)
-    engine = arm.build_case(case, TINY, launched)
+    engine = single_engine(case)
     micro_batches = arm.own_micro_batches(case, TINY, engine, 0)
     tokens, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     valid = [(part != IGNORE_INDEX).sum().item() for _, part in micro_batches]
     assert len(set(valid)) > 1
-    model = arm.build_case(replace(case, grad_accum_steps=1), TINY, launched).module
+    model = single_engine(replace(case, grad_accum_steps=1)).module
     mean = model(tokens, targets) / sum(valid)
     mean.backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
+
+RECORD: dict[str, Any] = {
+    "kind": "train",
+    "step": 12,
+    "loss": 3.14159,
+    "grad_norm": 0.98765,
+    "lr": 6e-4,
+    "tokens": 6144,
+    "tokens_per_s": 12345.6,
+    "step_s": 0.0415,
+    "peak_memory_bytes": 3 * 2**29,
+    "skipped": 0,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def log(path: Path, *, last_step: int, write: range = range(0)) -> None:
+    """Start, or carry on after `last_step`, and write a line for each step."""
+    metrics = MetricsLog(path, last_step=last_step)
+    for step in write:
+        metrics.write({"kind": "train", "step": step})
+    metrics.close()
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_a_line_and_there_at_once(path: Path) -> None:
+    metrics = MetricsLog(path, last_step=0)
+    assert path.read_text() == ""
+    metrics.write(RECORD)
+    assert path.read_text() == json.dumps(RECORD) + "\n"
+    metrics.write({"kind": "eval"})
+    assert path.read_text().splitlines()[1] == '{"kind": "eval"}'
+    metrics.close()
+
+
+def test_a_new_run_starts_the_file_anew(path: Path) -> None:
+    log(path, last_step=0, write=range(1, 4))
+    log(path, last_step=0, write=range(1, 2))
+    assert steps(path) == [1]
+
+
+def test_carrying_on_drops_what_will_be_done_again(path: Path) -> None:
+    log(path, last_step=0, write=range(1, 8))
+    log(path, last_step=5, write=range(6, 9))
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_an_evaluation_at_the_last_step_is_kept(path: Path) -> None:
+    lines = ['{"kind": "train", "step": 2}', '{"kind": "eval", "step": 2}']
+    path.write_text("\n".join([*lines, '{"kind": "train", "step": 3}']) + "\n")
+    log(path, last_step=2)
+    assert path.read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("torn", ['{"kind": "tra', '{"kind": "train", "st', "4", "[]", "\0\0\0"])
+def test_a_line_torn_by_a_crash_is_dropped_and_the_next_stands_alone(path: Path, torn: str) -> None:
+    path.write_text('{"kind": "train", "step": 1}\n' + torn)
+    log(path, last_step=1, write=range(2, 3))
+    assert steps(path) == [1, 2]
+
+
+def test_carrying_on_without_the_file_begins_one(path: Path) -> None:
+    log(path, last_step=3, write=range(4, 5))
+    assert steps(path) == [4]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_line_of_a_step() -> None:
+    assert train_line(RECORD, steps=100) == (
+        "step    12/100 | loss 3.1416 | grad_norm 0.988 | lr 6.00e-04 | 42 ms | "
+        "12,346 tokens/s | 1.50 GiB"
+    )
+    assert train_line({**RECORD, "skipped": 3}, steps=100).endswith(" | 1.50 GiB | skipped 3")
+
+
+def test_the_line_of_an_evaluation() -> None:
+    record = {"kind": "eval", "step": 60, "loss": 3.14159, "tokens": 8192}
+    assert eval_line(record, steps=180) == "eval    60/180 | loss 3.1416 | 8,192 tokens"
+
+
+def test_the_peak_is_in_bytes_and_grows_with_what_is_held() -> None:
+    cpu = torch.device("cpu")
+    before = peak_memory_bytes(cpu)
+    now = psutil.Process().memory_info().rss
+    held = b"x" * (before - now + 2**26)
+    assert before + 2**25 < peak_memory_bytes(cpu) < before + 2**27
+    assert 2**26 < now <= before < now + len(held)
