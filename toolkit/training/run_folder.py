@@ -1,6 +1,7 @@
 """The folder of a run, `<output_dir>/<run_name>/`, and what is written there besides metrics."""
 
 import json
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -55,6 +56,27 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     _replace_json(folder / "summary.json", summary)
 
 
+def clear_summary(folder: Path) -> None:
+    """Forget how the last start in this folder ended."""
+    (folder / "summary.json").unlink(missing_ok=True)
+
+
+def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
+    """Write `summary.json` unless it is there; return whether this call was the first.
+
+    When one rank fails the others fail after it, for want of it; the first is the cause.
+    """
+    partial = folder / f"summary.json.{os.getpid()}"
+    partial.write_text(_as_json(summary))
+    try:
+        os.link(partial, folder / "summary.json")
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink()
+    return True
+
+
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of the last start in this folder, if it got that far."""
     try:
@@ -66,8 +88,12 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 def _replace_json(path: Path, value: dict[str, Any]) -> None:
     partial = path.with_suffix(".json.tmp")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.write_text(_as_json(value))
     partial.replace(path)
+
+
+def _as_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def _git_state() -> dict[str, Any] | None:

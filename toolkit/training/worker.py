@@ -15,7 +15,13 @@ from toolkit.check import check_pair
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import OutOfMemoryError, ToolkitError
 from toolkit.launch_file import load_launch_file
-from toolkit.training.run_folder import make_run_folder, write_description, write_summary
+from toolkit.training.run_folder import (
+    clear_summary,
+    make_run_folder,
+    write_description,
+    write_first_summary,
+    write_summary,
+)
 
 _FIRST_WORD_S = 3.0
 
@@ -35,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         launched = read_launch(os.environ)
         launch = _check_launch(config, launched)
         folder = make_run_folder(config)
+        if launched.rank == 0:
+            clear_summary(folder)
     except ToolkitError as error:
         _speak(rank, str(error))
         return error.exit_code
@@ -72,11 +80,14 @@ def _train(config: RunConfig, launched: Launched, launch: dict[str, Any], folder
     except ToolkitError as error:
         summary |= {"exit": error.exit_code, "reason": str(error)}
         _speak(launched.rank, str(error))
+        write_first_summary(folder, summary)
     except Exception as error:
         summary |= {"exit": 1, "reason": f"rank {launched.rank}: {type(error).__name__}: {error}"}
-        sys.stderr.write(f"rank {launched.rank} failed:\n{traceback.format_exc()}")
-    if launched.rank == 0 or summary["exit"]:
-        write_summary(folder, summary)
+        if write_first_summary(folder, summary):
+            sys.stderr.write(f"rank {launched.rank} failed:\n{traceback.format_exc()}")
+    else:
+        if launched.rank == 0:
+            write_summary(folder, summary)
     return int(summary["exit"])
 
 
