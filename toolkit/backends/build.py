@@ -44,13 +44,14 @@ def build_engine(
 
     Raises:
         UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
-            precision, or the launch file asks for another precision.
+            precision, the launch file asks for another precision, or a tracker is not installed.
     """
     from accelerate import Accelerator, PartialState
 
     check_accumulation(launched.strategy, accumulation)
     check_precision(precision, PartialState().device.type)
     _check_launched_precision(launched, precision)
+    _check_trackers(trackers or [])
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         log_with=trackers or None,
@@ -75,6 +76,19 @@ def _check_launched_precision(launched: Launched, precision: Precision) -> None:
             f"the launch file says mixed_precision: {launched.precision} but the run says "
             f"precision: {precision}; leave mixed_precision out of the launch file"
         )
+
+
+def _check_trackers(asked: list[str]) -> None:
+    """Refuse a tracker that is not installed; Accelerate would leave it out in silence."""
+    from accelerate.tracking import get_available_trackers
+
+    available = [str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()]
+    for tracker in asked:
+        if tracker not in available:
+            raise UsageError(
+                f"training.trackers: '{tracker}' is not installed; "
+                f"pip install it or take it out (installed: {', '.join(available) or 'none'})"
+            )
 
 
 def _engine_class(launched: Launched) -> type[Engine]:

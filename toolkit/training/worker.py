@@ -112,7 +112,7 @@ def _run(
         for line in header(config, run, launched, folder):
             say(line)
         loop = Loop(run, folder, say)
-        run.engine.accelerator.init_trackers(config.run_name, config=config.model_dump(mode="json"))
+        run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
         loop.fit()
         run.engine.accelerator.end_training()
         return loop.figures()
@@ -139,6 +139,17 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
         *(f"in force   {fact}" for fact in run.facts),
     ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str | int | float]:
+    """Return `section.key` to value, as trackers want it; what is no number becomes text."""
+    flat: dict[str, str | int | float] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, int | float) else str(value)
+    return flat
 
 
 def _devices(device: Any) -> dict[str, Any]:
