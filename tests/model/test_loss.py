@@ -1,8 +1,10 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model.largest import Largest
 from toolkit.model import loss
@@ -116,6 +118,30 @@ def test_chunked_under_autocast_computes_in_bf16_and_sums_in_fp32() -> None:
     for value, of_plain, of_fp32 in zip(found, expected, exact, strict=True):
         assert (value - of_plain).norm() <= 5e-3 * of_plain.norm()
         assert (value - of_fp32).norm() <= 2e-2 * of_fp32.norm()
+
+
+def test_under_autocast_the_weight_is_cast_once_and_not_for_every_chunk() -> None:
+    hidden, weight, targets = draw(4 * CHUNK_ROWS)
+    with torch.autocast("cpu", torch.bfloat16), Casts(weight.numel()) as casts:
+        chunked_cross_entropy_sum(hidden, weight, targets)
+    assert casts.count == 1
+
+
+class Casts(TorchDispatchMode):
+    """How often a tensor of so many elements is cast to bf16."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default and made.dtype == torch.bfloat16:
+            self.count += made.numel() == self.elements
+        return made
 
 
 def test_chunked_of_a_bf16_model_has_bf16_gradients_and_an_fp32_loss() -> None:
