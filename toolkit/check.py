@@ -60,6 +60,8 @@ def check_pair(
         problems.append(f"strategy 'single' is one process, but {ranks} were asked for")
     if ranks % launch.replicas:
         problems.append(f"{ranks} ranks cannot form {launch.replicas} equal replica groups")
+    elif ranks == launch.replicas > 1:
+        problems.append(f"{launch.replicas} replica groups of one rank leave nothing to shard over")
     problems += _contradictions(config, launch, plan)
     if problems or plan is None:
         names = f"{launch.path} with run configuration '{config.run_name}'"

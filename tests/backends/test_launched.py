@@ -129,3 +129,14 @@ def test_the_parents_command_line_is_the_one_that_is_read(
     parent = psutil.Process().parent()
     assert parent is not None
     assert find_launch_file() == parent.cmdline()
+
+
+def test_replica_groups_of_one_are_refused():
+    environment = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "WORLD_SIZE": "2",
+    }
+    with pytest.raises(UsageError, match="leave nothing to shard over; use ddp, or at least 4"):
+        read_launch(environment)

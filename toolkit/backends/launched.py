@@ -102,6 +102,11 @@ def _replicas(environment: Mapping[str, str], world_size: int) -> int:
             f"parallelism_config_dp_replicate_size {replicas} does not divide the "
             f"{world_size} processes launched"
         )
+    if world_size == replicas > 1:
+        raise UsageError(
+            f"{replicas} replica groups on {world_size} processes leave nothing to shard over; "
+            f"use ddp, or at least {2 * replicas} processes"
+        )
     return replicas
 
 

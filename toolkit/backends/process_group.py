@@ -6,13 +6,20 @@ gloo, makes all engines real; the same launch file then serves both kinds of hos
 """
 
 import os
+import sys
+import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from toolkit.backends.launched import Launched
 from toolkit.errors import UsageError
+
+STALE_LOCK_S = 300.0
+"""A build takes some 20 s; one that holds its lock for this long is not running any more."""
 
 
 def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.device:
@@ -27,6 +34,8 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     if launched.strategy != "single" and not torch.cuda.is_available():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     _quieten_engines()
+    if launched.strategy.startswith("zero"):
+        _build_extensions_here()
     from accelerate import PartialState
 
     if launched.strategy == "single":
@@ -49,6 +58,21 @@ def _quieten_engines() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+def _build_extensions_here() -> None:
+    """Let DeepSpeed compile its extension in a folder of this environment.
+
+    PyTorch's default is one folder for all environments of a user, which build over each other; and
+    a build that was killed leaves a lock on which every later one waits for ever.
+    """
+    if not os.access(sys.prefix, os.W_OK):
+        return
+    folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
+    for lock in Path(folder).glob("*/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
+                lock.unlink()
 
 
 def _check_world(launched: Launched) -> None:
