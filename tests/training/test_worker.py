@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,24 @@ def test_a_launch_file_that_does_not_go_with_the_run_is_refused(
     assert refused.code == 2
     assert str(launch_file) in refused.sentence
     assert "mixed_precision: bf16, the run says precision: fp32" in refused.sentence
+
+
+HELP = """
+import sys
+from toolkit.training.worker import main
+try:
+    main(["--help"])
+finally:
+    heavy = {"torch", "accelerate", "deepspeed", "transformers", "numpy", "tiktoken"}
+    print("imported", sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    command = [sys.executable, "-c", HELP]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--config RUN.yaml" in result.stdout
+    assert result.stdout.splitlines()[-1] == "imported []"
 
 
 def test_without_a_configuration_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
