@@ -39,9 +39,3 @@ class NonFiniteError(ToolkitError):
     """The loss or the gradient norm is NaN or infinite."""
 
     exit_code = 6
-
-
-class PreemptedError(ToolkitError):
-    """The run was asked to stop, its state is saved; start it again to carry on."""
-
-    exit_code = 75
