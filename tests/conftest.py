@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,9 @@ import pytest
 import yaml
 
 from tests.data.shard_files import write_llmc
+
+# Read when torch is first imported: on models this small more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
