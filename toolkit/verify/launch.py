@@ -29,7 +29,7 @@ def run_arm(
     cases: Sequence[Case],
     sizes: ModelSizes,
     *,
-    timeout_s: float = 180.0,
+    timeout_s: float = 280.0,
 ) -> list[arm.Outcome]:
     """Run all cases of one strategy and world size in one launch.
 
