@@ -40,8 +40,16 @@ def test_what_is_in_force_is_returned_as_facts() -> None:
         "wrapper": "GPT2",
         "tied weights": "one parameter",
         "optimizer's parameters": "the model's",
+        "Accelerate's own divisor of the loss": "1",
         "parameter dtypes": "float32",
     }
+
+
+def test_an_inherited_count_of_micro_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate takes it over what it is told, and divides every loss by it."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(UsageError, match="divisor of the loss: asked 1, found 4"):
+        check_in_force(build(), precision="fp32", tied=TIED)
 
 
 def test_a_broken_tie_is_caught() -> None:

@@ -140,3 +140,20 @@ def test_replica_groups_of_one_are_refused():
     }
     with pytest.raises(UsageError, match="leave nothing to shard over; use ddp, or at least 4"):
         read_launch(environment)
+
+
+def test_a_second_count_of_micro_steps_is_refused():
+    with pytest.raises(UsageError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4"):
+        read_launch({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "accelerate", "launch", "--config-file", "a.yaml", "train.py"],
+        ["python", "accelerate", "launch", "--config-file=a.yaml", "train.py"],
+        ["python", "/bin/accelerate-launch", "--config_file", "a.yaml", "train.py"],
+    ],
+)
+def test_every_spelling_of_the_launch_file_is_seen(command):
+    assert launch_file_of(command) == Path("a.yaml")

@@ -68,10 +68,18 @@ def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str
         Fact("wrapper", _WRAPPERS[engine.launched.strategy], type(engine.model).__name__),
         Fact("tied weights", "one parameter", _tie(engine.module, *tied)),
         Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),
+        Fact("Accelerate's own divisor of the loss", 1, _divisor(engine)),
         *_strategy_facts(engine, precision),
     ]
     _raise_differences(facts)
     return facts
+
+
+def _divisor(engine: Engine) -> int:
+    """What `accelerator.backward` divides by; under DeepSpeed it is not used."""
+    if engine.launched.strategy.startswith("zero"):
+        return 1
+    return int(engine.accelerator.gradient_accumulation_steps)
 
 
 def _raise_differences(facts: list[Fact]) -> None:

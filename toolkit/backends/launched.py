@@ -39,6 +39,7 @@ def read_launch(environment: Mapping[str, str]) -> Launched:
     """
     world_size = int(environment.get("WORLD_SIZE", "1"))
     replicas = _replicas(environment, world_size)
+    _check_accumulation(environment)
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16", "fp16"):
         raise UsageError(f"mixed_precision '{precision}' is not supported; use no, bf16 or fp16")
@@ -50,6 +51,22 @@ def read_launch(environment: Mapping[str, str]) -> Launched:
         replicas=replicas,
         precision=None if precision == "no" else precision,  # type: ignore[arg-type]
     )
+
+
+def _check_accumulation(environment: Mapping[str, str]) -> None:
+    """Refuse a second count of micro-steps: Accelerate would divide every loss by it as well.
+
+    Under DeepSpeed it divides nothing, and the launch file's own value is held against the run.
+    """
+    if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return
+    key = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    count = environment.get(key, "1")
+    if count not in ("1", "auto"):
+        raise UsageError(
+            f"{key} is {count}, but the run derives its micro-steps from batch.tokens_per_step; "
+            "unset the variable, and leave gradient_accumulation_steps out of the launch file"
+        )
 
 
 def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
@@ -127,12 +144,11 @@ def find_launch_file() -> Path | None:
 
 
 def launch_file_of(command: Sequence[str]) -> Path | None:
-    """Return the `--config_file` of an `accelerate launch` command line, if it has one."""
-    if "launch" not in command:
+    """Return the launch file of an `accelerate launch` command line, in any of its spellings."""
+    if not any(word == "launch" or Path(word).name == "accelerate-launch" for word in command):
         return None
     for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word == "--config_file":
-            return Path(following)
-        if word.startswith("--config_file="):
-            return Path(word.partition("=")[2])
+        flag, equals, value = word.partition("=")
+        if flag in ("--config_file", "--config-file"):
+            return Path(value if equals else following)
     return None
