@@ -120,7 +120,7 @@ def test_train_takes_overrides_and_returns_the_runs_code(
     folder = run_file.parent / "runs" / "other"
 
     def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_summary(folder, {"exit": 6})
         return subprocess.CompletedProcess(command, 1)
 

@@ -13,7 +13,7 @@ from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.launch_file import load_launch_file
 from toolkit.training.batches import build_batches, build_val
-from toolkit.training.run_folder import read_summary, run_folder
+from toolkit.training.run_folder import make_run_folder, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout, which holds the launch files and the main job beside this package."""
@@ -39,7 +39,7 @@ def train(
     build_val(config)
     command = launch_command(launch_file, config_file, overrides, num_processes=num_processes)
     print(shlex.join(command), flush=True)
-    folder = run_folder(config)
+    folder = make_run_folder(config)
     before = _written(folder)
     launcher = [sys.executable, "-m", "toolkit.launcher"]
     status = subprocess.run([*launcher, *command[1:]], check=False).returncode

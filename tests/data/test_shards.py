@@ -111,3 +111,12 @@ def test_a_file_cut_short_after_opening_is_one_sentence(tmp_path):
     path.unlink()
     with pytest.raises(UntrustedError, match="No such file"):
         shard.read(0, 1)
+
+
+def test_bare_32_bit_tokens_are_not_taken_for_16_bit_ones(tmp_path):
+    path = tmp_path / "wide.bin"
+    np.arange(1, 100, dtype="<u4").tofile(path)
+    with pytest.raises(UsageError, match=r"wide\.bin: every second 16-bit token is 0"):
+        inspect_shard(path)
+    np.zeros(100, dtype="<u2").tofile(path)
+    assert inspect_shard(path).tokens == 100

@@ -6,6 +6,7 @@ import psutil
 import pytest
 import torch
 
+from toolkit.errors import UsageError
 from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
 
 RECORD: dict[str, Any] = {
@@ -101,3 +102,8 @@ def test_the_peak_is_in_bytes_and_grows_with_what_is_held() -> None:
     held = b"x" * (max(before - now, 0) + 2**26)
     assert before + 2**25 < peak_memory_bytes(cpu) < before + 2**27
     assert 2**26 < before < now + len(held)
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"metrics\.jsonl: cannot be written: No such file"):
+        MetricsLog(tmp_path / "gone" / "metrics.jsonl", last_step=0)

@@ -8,10 +8,13 @@ import yaml
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import (
+    clear_summary,
     make_run_folder,
     read_summary,
     run_folder,
+    sole_user,
     write_description,
+    write_first_summary,
     write_summary,
 )
 
@@ -90,3 +93,27 @@ def test_code_outside_git_is_described_too(
     monkeypatch.setattr(subprocess, "run", no_git)
     write_description(tmp_path, config_in(tmp_path), {}, {})
     assert json.loads((tmp_path / "environment.json").read_text())["git"] is None
+
+
+def test_a_second_start_in_a_folder_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    with sole_user(tmp_path):
+        second = pytest.raises(UsageError, match="another process is training there")
+        with second, sole_user(tmp_path):
+            pass
+    with sole_user(tmp_path):
+        pass
+
+
+def test_the_first_failure_keeps_the_summary(tmp_path: Path) -> None:
+    assert write_first_summary(tmp_path, {"exit": 6, "reason": "cause"})
+    assert not write_first_summary(tmp_path, {"exit": 1, "reason": "consequence"})
+    assert read_summary(tmp_path) == {"exit": 6, "reason": "cause"}
+    clear_summary(tmp_path)
+    assert read_summary(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_summary_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"exit": ')
+    with pytest.raises(UsageError, match=r"summary\.json is not JSON"):
+        read_summary(tmp_path)

@@ -234,3 +234,16 @@ def test_only_the_first_rank_speaks_at_once(
     worker._speak(3, "wrong")
     assert waited == [worker._FIRST_WORD_S]
     assert capsys.readouterr().err == "error: wrong\nerror: rank 3: wrong\n"
+
+
+def test_a_host_without_memory_left_is_exit_code_5(run_file, monkeypatch, capsys):
+    """On a CPU PyTorch raises a plain RuntimeError."""
+
+    def exhausted(*arguments, **settings):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: tried 9 TB")
+
+    monkeypatch.setattr("toolkit.training.loop.train_step", exhausted)
+    assert worker.main(["--config", str(run_file)]) == 5
+    said = capsys.readouterr().err
+    assert said.startswith("error: out of memory on rank 0:")
+    assert "Traceback" not in said

@@ -115,7 +115,9 @@ def find_damage(checkpoint: Path) -> Iterator[str]:
         if Path(name).name != name or not path.is_file():
             yield f"{path} is missing"
         elif (found := _fingerprint(path)) != {"bytes": size, "sha256": digest}:
-            yield f"{path} is not what was written: {found['bytes']} bytes, {size} in the manifest"
+            same_size = found["bytes"] == size
+            what = "its SHA-256 differs" if same_size else f"{found['bytes']} bytes, not {size}"
+            yield f"{path} is not what was written: {what}"
 
 
 def read_position(checkpoint: Path) -> Position:

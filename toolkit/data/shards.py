@@ -26,6 +26,8 @@ VERSION = 1
 HEADER_BYTES = 256 * 4
 TOKEN_BYTES = 2
 # llm.c's layout for the 128k vocabulary of Llama 3, whose ids take 32 bits.
+# Fewer could be zeros by chance.
+_TELLING_TOKENS = 32
 _LLAMA3_MAGIC = 20240801
 _TOKEN = np.dtype("<u2")
 # 4 Mi tokens at a time: large enough for full disk speed, 8 MiB of memory.
@@ -131,6 +133,7 @@ def _inspect_bin(path: Path) -> Shard:
     # Read as bare uint16, either magic would begin with an id above 55,000, which GPT-2's
     # vocabulary does not have: no nanoGPT file can be mistaken for llm.c's.
     if magic != MAGIC:
+        _refuse_wide_tokens(path, start)
         _check_size(path, size, offset=0, tokens=size // TOKEN_BYTES)
         return Shard(path, "nanoGPT", 0, size // TOKEN_BYTES)
     if version != VERSION:
@@ -139,6 +142,16 @@ def _inspect_bin(path: Path) -> Shard:
         raise UntrustedError(f"{path}: the header says {tokens} tokens")
     _check_size(path, size, offset=HEADER_BYTES, tokens=tokens)
     return Shard(path, "llm.c", HEADER_BYTES, tokens)
+
+
+def _refuse_wide_tokens(path: Path, start: bytes) -> None:
+    """32-bit ids of a vocabulary below 65,536, read as 16-bit ones, are 0 at every second place."""
+    tokens = np.frombuffer(start[: len(start) // 4 * 4], dtype="<u2")
+    if len(tokens) >= _TELLING_TOKENS and tokens[::2].any() and not tokens[1::2].any():
+        raise UsageError(
+            f"{path}: every second 16-bit token is 0, so it seems to hold 32-bit tokens; "
+            "16-bit tokens are expected"
+        )
 
 
 def _inspect_npy(path: Path) -> Shard:

@@ -47,9 +47,10 @@ class Loop:
         self.store = CheckpointStore(folder / "checkpoints")
         self.step = self._resume()
         self.log = MetricsLog(folder / "metrics.jsonl", last_step=self.step) if self.leads else None
-        self.loss: float | None = None
-        self.peak_memory_bytes = 0
-        self.rates: list[float] = []
+        earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
+        self.loss: float | None = earlier[-1]["loss"] if earlier else None
+        self.peak_memory_bytes = earlier[-1]["peak_memory_bytes"] if earlier else 0
+        self.rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
 
     @property
     def leads(self) -> bool:
@@ -229,7 +230,7 @@ class Loop:
                 )
 
     def figures(self) -> dict[str, Any]:
-        """Return what the summary says of this start; the first, watched step is not timed."""
+        """Return what the summary says of the run; the first, watched step is not timed."""
         return {
             "steps": self.step,
             "final_loss": self.loss,

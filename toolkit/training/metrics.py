@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 import torch
 
+from toolkit.errors import UsageError
+
 GIB = 2**30
 
 
@@ -17,14 +19,24 @@ class MetricsLog:
     Args:
         path: the file; what it holds beyond `last_step` is dropped, for it will be done again.
         last_step: updates that the run carries on from; 0 starts the file anew.
+
+    Attributes:
+        earlier: the records of the steps before this start.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
         kept = [line for line in _lines(path) if _step_of(line) <= last_step] if last_step else []
         partial = path.with_suffix(".jsonl.tmp")
-        partial.write_text("".join(line + "\n" for line in kept))
-        partial.replace(path)
-        self._file: TextIO = path.open("a", buffering=1)
+        try:
+            partial.write_text("".join(line + "\n" for line in kept))
+            partial.replace(path)
+            self._file: TextIO = path.open("a", buffering=1)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        self.earlier = [json.loads(line) for line in kept]
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object; it is on its way to the file when this returns."""

@@ -1,9 +1,12 @@
 """The folder of a run, `<output_dir>/<run_name>/`, and what is written there besides metrics."""
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,30 @@ def make_run_folder(config: RunConfig) -> Path:
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made a run folder: {error.strerror}") from None
     return folder
+
+
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Keep other starts out of a run folder; the lock ends with the process, however it ends.
+
+    Raises:
+        UsageError: another process trains there.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(held, folder)
+        yield
+    finally:
+        os.close(held)
+
+
+def _lock(held: int, folder: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{folder}: another process is training there; wait for it or choose another run_name"
+        ) from None
 
 
 def write_description(
@@ -78,11 +105,17 @@ def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of the last start in this folder, if it got that far."""
+    """Return the summary of the last start in this folder, if it got that far.
+
+    Raises:
+        UsageError: the file is not JSON.
+    """
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     except FileNotFoundError:
         return None
+    except ValueError:
+        raise UsageError(f"{folder / 'summary.json'} is not JSON; remove it") from None
     return summary
 
 

@@ -7,6 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from toolkit.launch_file import load_launch_file
 from toolkit.training.run_folder import (
     clear_summary,
     make_run_folder,
+    sole_user,
     write_description,
     write_first_summary,
     write_summary,
@@ -41,12 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         launched = read_launch(os.environ)
         launch = _check_launch(config, launched)
         folder = make_run_folder(config)
-        if launched.rank == 0:
-            clear_summary(folder)
+        with sole_user(folder) if launched.rank == 0 else nullcontext():
+            return _train(config, launched, launch, folder)
     except ToolkitError as error:
         _speak(rank, str(error))
         return error.exit_code
-    return _train(config, launched, launch, folder)
 
 
 def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
@@ -75,8 +76,10 @@ def _train(config: RunConfig, launched: Launched, launch: dict[str, Any], folder
         "parameters": config.model.sizes().parameter_count,
     }
     say = print_line if launched.rank == 0 else _silence
+    if launched.rank == 0:
+        clear_summary(folder)
     try:
-        summary |= _run(config, launched, launch, folder, say)
+        _run(config, launched, launch, folder, say, summary)
     except ToolkitError as error:
         summary |= {"exit": error.exit_code, "reason": str(error)}
         _speak(launched.rank, str(error))
@@ -97,11 +100,10 @@ def _run(
     launch: dict[str, Any],
     folder: Path,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+    summary: dict[str, Any],
+) -> None:
     # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    import torch
-
     from toolkit.training.build import build_run
     from toolkit.training.loop import Loop
 
@@ -113,14 +115,26 @@ def _run(
             say(line)
         loop = Loop(run, folder, say)
         run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
-        loop.fit()
+        try:
+            loop.fit()
+        finally:
+            summary.update(loop.figures())
         run.engine.accelerator.end_training()
-        return loop.figures()
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         raise OutOfMemoryError(
-            f"out of memory on rank {launched.rank}: {str(error).splitlines()[0]} "
+            f"out of memory on rank {launched.rank}: {(str(error).splitlines() or [''])[0]} "
             "Lower batch.micro_batch_size, or set model.activation_checkpointing: true"
         ) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """On a CPU PyTorch raises a plain RuntimeError that names its allocator."""
+    import torch
+
+    own = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return own or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> list[str]:
