@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Strategy
+from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
 from toolkit.verify.arm import Outcome
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.compare import compare
@@ -59,9 +59,13 @@ def cases_of(strategy: Strategy, world_size: int) -> list[Case]:
             for mode in modes
             for optimizer in ("sgd", "adamw")
         ),
-        *(Case(accumulation=mode, grad_accum_steps=4, precision="bf16") for mode in modes),
+        *(bf16_case(mode) for mode in modes),
         *others,
     ]
+
+
+def bf16_case(mode: Accumulation) -> Case:
+    return Case(accumulation=mode, grad_accum_steps=4, precision="bf16", steps=3)
 
 
 @cache
@@ -99,7 +103,7 @@ def test_every_case_is_exact_up_to_rounding_and_sends_what_it_should(
 @pytest.mark.parametrize(("strategy", "world_size"), [arm for arm in ARMS if arm != ("ddp", 4)])
 def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
     found = outcomes(strategy, world_size)
-    case = Case(accumulation="replicated", grad_accum_steps=4, precision="bf16")
+    case = bf16_case("replicated")
     ddp = outcomes("ddp", 2)[case].trajectory
     for case in (case for case in found if case.precision == "bf16"):
         near = found[case].trajectory

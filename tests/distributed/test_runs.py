@@ -129,7 +129,13 @@ def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
         assert again == straight_through
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("zero3", 2), ("ddp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [
+        ("zero3", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ddp", "zero1", "zero2")),
+    ],
+)
 def test_another_engine_carries_on(
     folder: Path, straight: str, strategy: Strategy, world_size: int
 ) -> None:

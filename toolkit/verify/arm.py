@@ -92,7 +92,7 @@ def run_case(
         Trajectory(losses, grad_norms, gradients, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counted.traffic(kind, above=len(parameters)) for kind in KINDS},
-        replicas_differ=_replicas_differ(engine),
+        replicas_differ=_replicas_differ(engine, parameters),
     )
 
 
@@ -103,14 +103,11 @@ def _watch(engine: Engine, case: Case, step: int) -> AbstractContextManager[Coll
     return count_collectives() if step == case.steps - 1 else nullcontext()
 
 
-def _replicas_differ(engine: Engine) -> int:
+def _replicas_differ(engine: Engine, parameters: dict[str, torch.Tensor]) -> int:
     """Number of parameters whose whole value is not the same bits on every rank."""
-    differing = 0
-    for _, parameter in engine.named_parameters():
-        bits = engine.full_parameter(parameter).contiguous().view(torch.int32)
-        own = bits.sum(dtype=torch.int64)
-        differing += int(engine.max_over_ranks(own) != -engine.max_over_ranks(-own))
-    return differing
+    sums = [p.contiguous().view(torch.int32).sum(dtype=torch.int64) for p in parameters.values()]
+    bits = torch.stack(sums)
+    return int((engine.max_over_ranks(bits) != -engine.max_over_ranks(-bits)).sum())
 
 
 def build_case(case: Case, sizes: ModelSizes, launched: Launched) -> Engine:
