@@ -194,45 +194,51 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
         (
             "zero2",
             {"deepspeed_config__deepspeed_config_file": "ds.json"},
-            "deepspeed_config_file must be left out, got the text 'ds.json': DeepSpeed's "
-            "configuration is derived from the run",
+            "deepspeed_config.deepspeed_config_file must be left out, got the text 'ds.json': "
+            "DeepSpeed's configuration is derived from the run",
         ),
         (
             "zero2",
             {"deepspeed_config__offload_optimizer_device": "cpu"},
-            "offload_optimizer_device must be none, got the text 'cpu': accumulating with offload",
+            "deepspeed_config.offload_optimizer_device must be none, got the text 'cpu': "
+            "accumulating with offload",
         ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_version": 1},
-            "fsdp_version must be 2, got the number 1: version 1",
+            "fsdp_config.fsdp_version must be 2, got the number 1: version 1",
         ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_version": DELETE},
-            "fsdp_version must be 2, got the number 1: version 1 (the default)",
+            "fsdp_config.fsdp_version must be 2, got the number 1: version 1 (the default)",
         ),
-        ("fsdp2", {"fsdp_config__fsdp_version": "2"}, "fsdp_version must be 2, got the text '2'"),
+        (
+            "fsdp2",
+            {"fsdp_config__fsdp_version": "2"},
+            "fsdp_config.fsdp_version must be 2, got the text '2'",
+        ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_offload_params": True},
-            "fsdp_offload_params must be false, got the boolean true: accumulating with offload",
+            "fsdp_config.fsdp_offload_params must be false, got the boolean true: "
+            "accumulating with offload",
         ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_activation_checkpointing": True},
-            "fsdp_activation_checkpointing must be false, got the boolean true: the run "
-            "configuration decides with model.activation_checkpointing",
+            "fsdp_config.fsdp_activation_checkpointing must be false, got the boolean true: "
+            "the run configuration decides with model.activation_checkpointing",
         ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_cpu_ram_efficient_loading": DELETE},
-            "fsdp_cpu_ram_efficient_loading must be false, got the boolean true",
+            "fsdp_config.fsdp_cpu_ram_efficient_loading must be false, got the boolean true",
         ),
         (
             "fsdp2",
             {"fsdp_config__fsdp_transformer_layer_cls_to_wrap": "GPT2Block"},
-            "fsdp_transformer_layer_cls_to_wrap must be Block",
+            "fsdp_config.fsdp_transformer_layer_cls_to_wrap must be Block",
         ),
         (
             "fsdp2",
@@ -243,8 +249,8 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
         (
             "fsdp2",
             {"fsdp_config__fsdp_sharding_strategy": "FULL_SHARD"},
-            "fsdp_sharding_strategy must be left out, got the text 'FULL_SHARD': it belongs to "
-            "FSDP version 1",
+            "fsdp_config.fsdp_sharding_strategy must be left out, got the text 'FULL_SHARD': "
+            "it belongs to FSDP version 1",
         ),
         ("fsdp2", {"fsdp_config": DELETE}, "fsdp_config is missing"),
         (
@@ -282,7 +288,7 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
         (
             "hsdp",
             {"parallelism_config__parallelism_config_tp_size": 2},
-            "parallelism_config_tp_size must be 1",
+            "parallelism_config.parallelism_config_tp_size must be 1",
         ),
         (
             "hsdp",

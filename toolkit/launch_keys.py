@@ -7,9 +7,10 @@ reason. Defaults are Accelerate's own, so that leaving a key out is judged by wh
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo
+from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
 
-from toolkit.config.problems import describe_value
+from toolkit.config.problems import OF_THE_KEY, describe_value
 from toolkit.config.sections import Section
 
 
@@ -19,9 +20,10 @@ def _only(*allowed: Any, why: str) -> BeforeValidator:
     named += ["false"] if False in allowed and not named else []
     rule = f"must be {' or '.join(named)}" if named else "must be left out"
 
-    def check(value: Any, info: ValidationInfo) -> Any:
+    def check(value: Any) -> Any:
         if not any(value == good and type(value) is type(good) for good in allowed):
-            raise ValueError(f"{info.field_name} {rule}, got {describe_value(value)}: {why}")
+            wrong = f"{rule}, got {describe_value(value)}: {why}"
+            raise PydanticCustomError(OF_THE_KEY, "{wrong}", {"wrong": wrong})
         return value
 
     return BeforeValidator(check)

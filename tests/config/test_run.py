@@ -139,6 +139,8 @@ def test_ranges(problems, text, key, rule):
             "optimizer.warmup_steps 11 is beyond training.steps 10",
         ),
         ("training: {steps: 10, stop_at: 11}", "training.stop_at 11 is beyond training.steps 10"),
+        ("training: {sample_tokens: 9}", "training.sample_tokens is 9, but samples are written"),
+        ("training: {trackers: [wandb, wandb]}", "training.trackers names wandb twice"),
         ("training: {eval_every: 5}", "training.eval_every is 5, but data.val names no shards"),
         (
             "batch: {tokens_per_step: 1500}",

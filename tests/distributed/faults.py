@@ -224,7 +224,7 @@ FAULTS = {
         replicas,
     ],
     "fsdp2": [untied_head, communicates_at_every_micro_step, wrong_reshard, bf16_reduction],
-    "zero2": [wrong_stage, default_clipping, bf16_accumulation, wrong_divisor],
+    "zero2": [stale_optimizer, wrong_stage, default_clipping, bf16_accumulation, wrong_divisor],
 }
 
 

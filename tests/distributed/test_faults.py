@@ -32,6 +32,7 @@ def caught(strategy: Strategy) -> dict[str, object]:
         ("fsdp2", "communicates at every micro-step", "before the last micro-step"),
         ("fsdp2", "reshard after forward against the launch file", "reshard after forward"),
         ("fsdp2", "gradients reduced in bf16", "reduction dtype"),
+        ("zero2", "stale optimizer", "optimizer's parameters"),
         ("zero2", "wrong stage", "ZeRO stage: asked 2, found 1"),
         ("zero2", "clipping left to the default", "gradient clipping: asked 0.55, found 1.0"),
         ("zero2", "gradients accumulated in bf16", "accumulation dtype"),

@@ -112,9 +112,11 @@ class Engine(ABC):
     def evaluating(self) -> Iterator[None]:
         """Forward passes without gradients or dropout; every rank must do equally many."""
         self.model.eval()
-        with torch.no_grad():
-            yield
-        self.model.train()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train()
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of `value` over all ranks; a collective, so every rank must call it."""
@@ -143,6 +145,11 @@ class Engine(ABC):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield every parameter once, in the model's order; a tied one under its first name."""
         yield from self.module.named_parameters()
+
+    def updated_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the model's parameters that the optimizer updates."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
 
     @abstractmethod
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:

@@ -98,10 +98,7 @@ def _tie(module: nn.Module, first: str, second: str) -> str:
 
 
 def _optimizer_parameters(engine: Engine) -> str:
-    if engine.launched.strategy.startswith("zero"):
-        # DeepSpeed puts flat fp32 partitions in their place; their sizes are compared instead.
-        return "the model's"
-    held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
+    held = {id(parameter) for parameter in engine.updated_parameters()}
     missing = [name for name, p in engine.named_parameters() if id(p) not in held]
     return f"without {missing[0]}" if missing else "the model's"
 
@@ -226,12 +223,14 @@ def _state_dtypes(engine: Engine) -> set[torch.dtype]:
 
 def _communication_fact(engine: Engine, recorded: profile) -> Fact:
     """Which kinds of reduction ran before the last micro-step."""
-    events = recorded.events() or []
-    earlier = next(event.time_range for event in events if event.name == EARLIER_MICRO_STEPS)
+    assert recorded.profiler is not None
+    # The raw events: arranging them, as `recorded.events()` does, takes longer than the step.
+    events = recorded.profiler.kineto_results.events()
+    earlier = next(event for event in events if event.name() == EARLIER_MICRO_STEPS)
     found = {
-        _REDUCTIONS[event.name]
+        _REDUCTIONS[event.name()]
         for event in events
-        if event.name in _REDUCTIONS and earlier.start <= event.time_range.start < earlier.end
+        if event.name() in _REDUCTIONS and earlier.start_ns() <= event.start_ns() < earlier.end_ns()
     }
     return Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)
 

@@ -35,7 +35,7 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     _quieten_engines()
     if launched.strategy.startswith("zero"):
-        _build_extensions_here()
+        _build_extensions_here(announce=launched.rank == 0)
     from accelerate import PartialState
 
     if launched.strategy == "single":
@@ -60,7 +60,7 @@ def _quieten_engines() -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
-def _build_extensions_here() -> None:
+def _build_extensions_here(*, announce: bool) -> None:
     """Let DeepSpeed compile its extension in a folder of this environment.
 
     PyTorch's default is one folder for all environments of a user, which build over each other; and
@@ -73,6 +73,8 @@ def _build_extensions_here() -> None:
         with suppress(FileNotFoundError):
             if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
                 lock.unlink()
+    if announce and not list(Path(folder).glob("*/*.so")):
+        print("DeepSpeed compiles an extension once per environment ...", file=sys.stderr)
 
 
 def _check_world(launched: Launched) -> None:

@@ -84,6 +84,13 @@ class ZeroEngine(Engine):
         )
         return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
 
+    def updated_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what the flat partitions were made of; each stage has a name of its own for it."""
+        names = ("bit16_groups", "fp16_groups", "bf16_groups")
+        optimizer: Any = self.model.optimizer
+        for group in next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)):
+            yield from group
+
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the fp32 master fragments."""
         return ds.safe_get_full_fp32_param(parameter)

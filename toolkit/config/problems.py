@@ -26,6 +26,9 @@ _WANTED = {
     "too_short": "a list that is not empty",
 }
 
+OF_THE_KEY = "of_the_key"
+"""Type of an error of our own whose message goes on after the key, as in "must be 2"."""
+
 _NEAR = 0.6
 _SHOWN = 60
 _MOST_PROBLEMS = 20
@@ -120,6 +123,8 @@ def _sentences(key: str, details: ErrorDetails) -> list[str]:
     kind = details["type"]
     if kind == "value_error":
         return str(details["ctx"]["error"]).split("\n")
+    if kind == OF_THE_KEY:
+        return [f"{key} {details['msg']}"]
     if kind == "missing":
         return [f"{key} is missing"]
     wanted = _WANTED.get(kind)

@@ -217,10 +217,27 @@ class TrainingConfig(Section):
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names."""
 
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_different(cls, trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+        twice = [tracker for tracker in trackers if trackers.count(tracker) > 1]
+        if twice:
+            raise ValueError(f"training.trackers names {twice[0]} twice")
+        return trackers
+
     @model_validator(mode="after")
     def _stops_within_schedule(self) -> Self:
         if self.stop_at is not None and self.stop_at > self.steps:
             raise ValueError(
                 f"training.stop_at {self.stop_at} is beyond training.steps {self.steps}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_have_an_occasion(self) -> Self:
+        if self.sample_tokens and not self.eval_every:
+            raise ValueError(
+                f"training.sample_tokens is {self.sample_tokens}, but samples are written with "
+                "evaluations and training.eval_every is 0"
             )
         return self
