@@ -88,7 +88,10 @@ def verify_engines(
     model: Annotated[
         str, typer.Option(help="A preset, or n_layer,n_head,n_embd,vocab_size,block_size.")
     ] = "2,2,32,512,32",
-    steps: Annotated[int, typer.Option(help="Updates per case.", min=2, max=50)] = 5,
+    steps: Annotated[int, typer.Option(help="Updates per case.", min=3, max=50)] = 10,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also put faults in and see each one caught.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one launch.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -104,6 +107,7 @@ def verify_engines(
         precisions=choices("--precision", precision, ("fp32", "bf16")),
         sizes=model_sizes(model),
         steps=steps,
+        with_controls=controls,
         as_json=as_json,
         timeout_s=timeout,
     )

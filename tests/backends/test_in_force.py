@@ -86,7 +86,7 @@ def _low_precision(engine: Engine) -> None:
     [
         (_lone, "world size: asked 2, found 1"),
         (_unwrapped, "wrapper: asked DistributedDataParallel, found GPT2"),
-        (_low_precision, "parameter dtypes: asked {torch.float32}, found {torch.bfloat16}"),
+        (_low_precision, "parameter dtypes: asked float32, found bfloat16"),
     ],
 )
 def test_what_is_not_in_force_is_named(fault: Callable[[Engine], None], words: str) -> None:

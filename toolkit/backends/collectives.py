@@ -1,101 +1,128 @@
-"""Collectives of a running program: kind, calls and payload, whoever issues them.
+"""Collectives of a running program: kind, group, calls and payload, whoever issues them.
 
-Read from PyTorch's profiler, which sees what DDP's reducer and DeepSpeed call as well as what
-Python calls. A payload is the whole tensor a rank takes part in: what is reduced, what is scattered
-before it is, what is gathered once it is.
+Every collective of `torch.distributed`, those of DDP's reducer, of FSDP2 and of DeepSpeed
+included, is an operator that PyTorch dispatches, so a dispatch mode sees it before the backend
+does. A payload is the whole tensor a rank takes part in: what is reduced, what is scattered before
+it is, what is gathered once it is.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
-KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "other"]
+KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "other")
 
-_BYTES = {
-    "float": 4,
-    "double": 8,
-    "long int": 8,
-    "int": 4,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "unsigned char": 1,
-    "bool": 1,
+_RESULT = -1
+# Operator to kind, and the position of the argument that is the whole tensor, or a list of parts.
+_OPERATORS: dict[str, tuple[Kind, int]] = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d::reduce_": ("other", 0),
+    "c10d::broadcast_": ("other", 0),
+    "c10d::alltoall_": ("other", 0),
+    "c10d::alltoall_base_": ("other", 0),
+    "c10d::gather_": ("other", 0),
+    "c10d::scatter_": ("other", 0),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+    "_c10d_functional::all_reduce_": ("all_reduce", 0),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", _RESULT),
 }
 
 
 @dataclass(frozen=True)
+class Collective:
+    """One call: its kind, the elements and bytes per element of its payload, and who took part."""
+
+    kind: Kind
+    elements: int
+    itemsize: int
+    ranks: tuple[int, ...]
+    at_boundary: bool
+
+
+@dataclass(frozen=True)
 class Traffic:
-    """Calls of one kind and the bytes of their payloads together."""
+    """Calls of one kind, the bytes of their payloads together, and the sizes of their groups."""
 
     calls: int
     bytes: int
+    group_sizes: tuple[int, ...] = ()
 
 
-@dataclass
-class Collectives:
-    """What `count_collectives` saw, filled in when its block ends.
+class CollectiveCounter(TorchDispatchMode):
+    """Keep a list of the collectives that this process issues inside the `with` block.
 
-    Attributes:
-        payloads: how often each (kind, elements, bytes per element) occurred.
+    Args:
+        at_boundary: asked at each collective; whether the window's earlier micro-steps are over.
     """
 
-    payloads: Counter[tuple[Kind, int, int]] = field(default_factory=Counter)
+    def __init__(self, at_boundary: Callable[[], bool] = lambda: True) -> None:
+        super().__init__()
+        self.at_boundary = at_boundary
+        self.seen: list[Collective] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether compiled code may run unseen; it holds no collectives, those are around it."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if known := _OPERATORS.get(func.name().partition(".")[0]):
+            kind, whole = known
+            payload = list(_tensors(result if whole == _RESULT else args[whole]))
+            self.seen.append(
+                Collective(
+                    kind,
+                    elements=sum(tensor.numel() for tensor in payload),
+                    itemsize=payload[0].element_size(),
+                    ranks=tuple(dist.get_process_group_ranks(_group(args))),
+                    at_boundary=self.at_boundary(),
+                )
+            )
+        return result
 
     def traffic(self, kind: Kind, *, above: int = 0) -> Traffic:
-        """Return calls and bytes of one kind.
+        """Return calls, bytes and group sizes of one kind.
 
         Args:
             kind: which.
             above: payloads of at most this many elements are left out, such as a loss or a norm.
         """
-        found = {
-            payload: count
-            for payload, count in self.payloads.items()
-            if payload[0] == kind and payload[1] > above
-        }
+        found = [call for call in self.seen if call.kind == kind and call.elements > above]
         return Traffic(
-            calls=sum(found.values()),
-            bytes=sum(count * size * width for (_, size, width), count in found.items()),
+            calls=len(found),
+            bytes=sum(call.elements * call.itemsize for call in found),
+            group_sizes=tuple(sorted({len(call.ranks) for call in found})),
         )
 
 
-@contextmanager
-def count_collectives() -> Iterator[Collectives]:
-    """Count the collectives that this process issues inside the block."""
-    counted = Collectives()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-        yield counted
-    assert recorded.profiler is not None
-    events = recorded.profiler.kineto_results.events()
-    for event in events:
-        if event.name() == "c10d::_reduce_scatter_base_":
-            counted.payloads["reduce_scatter", _elements(event.shapes()[1]), _width(event, 1)] += 1
-        elif event.name() == "c10d::_allgather_base_":
-            counted.payloads["all_gather", _elements(event.shapes()[0]), _width(event, 0)] += 1
-        elif event.name() in ("gloo:all_reduce", "nccl:all_reduce"):
-            # The call itself takes a list, whose sizes the profiler does not record.
-            counted.payloads["all_reduce", _elements(event.shapes()[0]), _width(event, 0)] += 1
-    if any(event.name().startswith("gloo:") for event in events):
-        _leave_out_scattered(counted.payloads)
+def _tensors(argument: torch.Tensor | Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Tensors of an argument that is one, a list of them, or a list of one list per tensor."""
+    if isinstance(argument, torch.Tensor):
+        yield argument
+        return
+    for part in argument:
+        yield from _tensors(part)
 
 
-def _leave_out_scattered(payloads: Counter[tuple[Kind, int, int]]) -> None:
-    """Gloo scatters by an all-reduce of the same payload, which is one call and not two."""
-    for (kind, elements, width), count in list(payloads.items()):
-        if kind == "reduce_scatter":
-            payloads["all_reduce", elements, width] -= count
-
-
-def _elements(shape: list[int]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _width(event: object, position: int) -> int:
-    name = event.dtypes()[position]  # type: ignore[attr-defined]
-    return _BYTES[name]
+def _group(args: Sequence[Any]) -> dist.ProcessGroup:
+    """The process group among an operator's arguments, by itself or by its name."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return dist.ProcessGroup.unbox(argument)
+    return dist.distributed_c10d._resolve_process_group(args[-1])

@@ -1,27 +1,33 @@
 """What each strategy should communicate in one optimizer step, as closed formulas. Pure arithmetic.
 
-With P parameters, B of them in blocks and R = P - B outside (embeddings, last norm), A micro-steps
-and payloads as `toolkit.backends.collectives` defines them, in elements:
+With P parameters in L blocks of B together and R = P - B outside (embeddings, last norm), A
+micro-steps, N ranks, and payloads as `toolkit.backends.collectives` defines them, in elements:
 
-    ddp           all-reduce      P      once, or A times when sharded
-    fsdp2         all-gather      2B + R per micro-step: blocks for forward and for backward, the
-                                  rest once, as it stays gathered in between
-    ..._no_reshard                B + R  per micro-step
-                  reduce-scatter  P      once, or A times when sharded
-    hsdp          as fsdp2 inside the shard group, and an all-reduce of the shard, P / S, once, or
-                  A times when sharded
-    zero1, zero2  all-reduce      P      once, or A times when sharded: DeepSpeed all-reduces whole
-                                  buckets and keeps its part, whatever the configuration says
-                  all-gather      P      once, after the update
-    zero3         reduce-scatter  P      once, or A times when sharded
-                  all-gather      at least every matrix once, at most twice and the token embedding
-                                  four times per micro-step: each use gathers anew (that one serves
-                                  the embedding and the head) unless a prefetch has left it in
-                                  place; the small persistent parameters once, after the update
+    ddp             all-reduce      P      once, or A times when sharded, a call per bucket
+    fsdp2           all-gather      2B + R per micro-step: blocks for forward and for backward, the
+                                    rest once, as it stays gathered in between
+    ..._no_reshard                  B + R  per micro-step; once per step when replicated, as this
+                                    toolkit then leaves parameters gathered for the whole window
+                    reduce-scatter  P      once, or A times when sharded, L + 1 calls each
+    hsdp            as fsdp2 inside the shard group of S ranks, and across the N / S replicas an
+                    all-reduce of the shard, P / S, once, or A times when sharded
+    zero1, zero2    all-reduce      P      once, or A times when sharded: DeepSpeed all-reduces
+                                    whole buckets and keeps its part, whatever its configuration
+                                    says
+                    all-gather      P      once, after the update
+    zero3           reduce-scatter  P      once, or A times when sharded
+                    all-gather      at least every matrix once, at most twice and the token
+                                    embedding four times per micro-step: each use gathers anew (that
+                                    one serves the embedding and the head) unless a prefetch has
+                                    left it in place; the small persistent parameters once, after
+                                    the update
 
 In a world of one nobody gathers and FSDP2 does not reduce; DDP and DeepSpeed do, with themselves.
 Gathers move the precision of the computation, reductions fp32. Slices that do not divide evenly
 are padded, which adds at most the number of shards minus 1 rows to each tensor.
+
+Where buckets decide, calls have bounds instead of a formula: at least one per reduction, at most
+one per tensor and, for DeepSpeed, one more per bucket that a tensor lies across.
 """
 
 from dataclasses import dataclass
@@ -31,11 +37,13 @@ from toolkit.model.sizes import ModelSizes
 
 _REDUCED_BYTES = 4
 _COMPUTE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+_TENSORS_PER_BLOCK = 12
+_OTHER_TENSORS = 4
 
 
 @dataclass(frozen=True)
-class Expected:
-    """Payload bytes of one kind per optimizer step and rank; equal bounds mean an exact formula."""
+class Range:
+    """Whole numbers from `at_least` to `at_most`; equal ends mean an exact formula."""
 
     at_least: int
     at_most: int
@@ -44,8 +52,25 @@ class Expected:
         """Whether a count is what the formula says."""
         return self.at_least <= found <= self.at_most
 
+    def to_json(self) -> int | dict[str, int]:
+        """Return the number where it is exact, else both ends."""
+        return self.at_least if self.at_least == self.at_most else vars(self)
 
-def expected_bytes(
+    def __str__(self) -> str:
+        exact = self.at_least == self.at_most
+        return f"{self.at_least:,}" if exact else f"{self.at_least:,} to {self.at_most:,}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One kind of collective per optimizer step and rank: calls, payload bytes, group size."""
+
+    calls: Range
+    bytes: Range
+    group_size: int
+
+
+def expected_collectives(
     strategy: Strategy,
     accumulation: Accumulation,
     *,
@@ -55,7 +80,7 @@ def expected_bytes(
     world_size: int,
     replicas: int,
 ) -> dict[str, Expected]:
-    """Return payload bytes by kind: `all_reduce`, `reduce_scatter`, `all_gather`.
+    """Return what to expect by kind: `all_reduce`, `reduce_scatter`, `all_gather` and `other`.
 
     Args:
         strategy: which engine.
@@ -66,30 +91,38 @@ def expected_bytes(
         world_size: all ranks.
         replicas: replica groups of hybrid sharding, else 1.
     """
-    parameters = sizes.parameter_count
+    nothing = Expected(_exactly(0), _exactly(0), group_size=0)
+    found = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "other"), nothing)
     reductions = 1 if accumulation == "replicated" else grad_accum_steps
-    gradients = parameters * _REDUCED_BYTES
+    gradients = reductions * sizes.parameter_count * _REDUCED_BYTES
     width = _COMPUTE_BYTES[precision]
-    nothing = Expected(0, 0)
-    found = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), nothing)
-    if strategy == "single":
-        return found
     if strategy == "ddp":
-        found["all_reduce"] = _exactly(reductions * gradients)
+        calls = Range(reductions, reductions * _tensors(sizes))
+        found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
     elif strategy in ("zero1", "zero2"):
-        found["all_reduce"] = _exactly(reductions * gradients)
-        found["all_gather"] = _exactly(parameters * width)
+        calls = Range(reductions, reductions * _bucketed_tensors(sizes))
+        found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
+        gathered = _exactly(sizes.parameter_count * width)
+        found["all_gather"] = Expected(Range(1, _bucketed_tensors(sizes)), gathered, world_size)
     elif strategy == "zero3":
-        found["reduce_scatter"] = _exactly(reductions * gradients)
-        found["all_gather"] = _zero3_gathers(sizes, grad_accum_steps, width)
-    else:
-        gathered = _fsdp2_gathered(strategy, sizes)
-        found["reduce_scatter"] = _exactly(reductions * gradients)
-        found["all_gather"] = _exactly(grad_accum_steps * gathered * width)
-    if strategy == "hsdp":
+        calls = Range(reductions, reductions * _bucketed_tensors(sizes))
+        found["reduce_scatter"] = Expected(calls, _exactly(gradients), world_size)
+        found["all_gather"] = _zero3_gathers(sizes, grad_accum_steps, width, world_size)
+    elif strategy != "single":
         shards = world_size // replicas
+        groups = sizes.n_layer + 1
+        found["reduce_scatter"] = Expected(
+            _exactly(reductions * groups), _exactly(gradients), shards
+        )
+        found["all_gather"] = _fsdp2_gathers(
+            strategy, accumulation, sizes, grad_accum_steps, width, shards
+        )
+    if strategy == "hsdp":
         across = grad_accum_steps if accumulation == "sharded" else 1
-        found["all_reduce"] = _exactly(across * gradients // shards)
+        shard = sizes.parameter_count * _REDUCED_BYTES // shards
+        found["all_reduce"] = Expected(
+            _exactly(across * groups), _exactly(across * shard), replicas
+        )
     if world_size == 1:
         found["all_gather"] = nothing
         if strategy in ("fsdp2", "fsdp2_no_reshard"):
@@ -97,27 +130,51 @@ def expected_bytes(
     return found
 
 
-def _exactly(count: int) -> Expected:
-    return Expected(count, count)
+def _exactly(count: int) -> Range:
+    return Range(count, count)
+
+
+def _tensors(sizes: ModelSizes) -> int:
+    return sizes.n_layer * _TENSORS_PER_BLOCK + _OTHER_TENSORS
+
+
+def _bucketed_tensors(sizes: ModelSizes) -> int:
+    """Calls if every tensor were one of its own, each cut once more by a bucket's border."""
+    return 2 * _tensors(sizes)
 
 
 def _block_parameters(sizes: ModelSizes) -> int:
     return sizes.n_layer * (12 * sizes.n_embd**2 + 13 * sizes.n_embd)
 
 
-def _fsdp2_gathered(strategy: Strategy, sizes: ModelSizes) -> int:
-    """Elements gathered per micro-step."""
-    again = 0 if strategy == "fsdp2_no_reshard" else _block_parameters(sizes)
-    return sizes.parameter_count + again
+def _fsdp2_gathers(
+    strategy: Strategy,
+    accumulation: Accumulation,
+    sizes: ModelSizes,
+    grad_accum_steps: int,
+    width: int,
+    shards: int,
+) -> Expected:
+    stays = strategy == "fsdp2_no_reshard"
+    windows = 1 if stays and accumulation == "replicated" else grad_accum_steps
+    calls = 1 + sizes.n_layer * (1 if stays else 2)
+    elements = sizes.parameter_count + (0 if stays else _block_parameters(sizes))
+    return Expected(_exactly(windows * calls), _exactly(windows * elements * width), shards)
 
 
-def _zero3_gathers(sizes: ModelSizes, grad_accum_steps: int, width: int) -> Expected:
+def _zero3_gathers(
+    sizes: ModelSizes, grad_accum_steps: int, width: int, world_size: int
+) -> Expected:
     small = _persistent_parameters(sizes)
     once = sizes.parameter_count - small
     every_use = 2 * once + 2 * sizes.vocab_size * sizes.n_embd
     return Expected(
-        at_least=(grad_accum_steps * once + small) * width,
-        at_most=(grad_accum_steps * every_use + small) * width,
+        calls=Range(grad_accum_steps, (4 * grad_accum_steps + 1) * _tensors(sizes)),
+        bytes=Range(
+            (grad_accum_steps * once + small) * width,
+            (grad_accum_steps * every_use + small) * width,
+        ),
+        group_size=world_size,
     )
 
 

@@ -13,13 +13,9 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import record_function
 
 from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import Accumulation
-
-EARLIER_MICRO_STEPS = "earlier_micro_steps"
-"""Name under which a profile of a step shows all micro-steps but the last."""
 
 MicroBatch = TypeVar("MicroBatch")
 Moment = Literal["exp_avg", "exp_avg_sq"]
@@ -32,6 +28,7 @@ class Engine(ABC):
         model: what to call: `model(tokens, targets)`; a module that its engine gave more methods.
         optimizer: the wrapped optimizer, with `param_groups`.
         device: where batches must be.
+        at_boundary: whether the earlier micro-steps of the current window are over.
     """
 
     def __init__(
@@ -51,6 +48,7 @@ class Engine(ABC):
         self.accumulation = accumulation
         self.grad_clip = grad_clip
         self.device: torch.device = accelerator.device
+        self.at_boundary = True
 
     @property
     def rank(self) -> int:
@@ -69,10 +67,11 @@ class Engine(ABC):
         an engine decides before the forward pass whether the backward pass will communicate.
         """
         *earlier, last = micro_batches
-        with record_function(EARLIER_MICRO_STEPS):
-            for micro_batch in earlier:
-                with self._before_last_micro_step():
-                    yield micro_batch
+        self.at_boundary = False
+        for micro_batch in earlier:
+            with self._before_last_micro_step():
+                yield micro_batch
+        self.at_boundary = True
         yield last
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
@@ -150,6 +149,19 @@ class Engine(ABC):
         """Yield the model's parameters that the optimizer updates."""
         for group in self.optimizer.param_groups:
             yield from group["params"]
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """Return the groups of ranks that must hold the same `replicated_tensors`."""
+        return []
+
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what this rank holds of each parameter, in the order of `named_parameters`."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    @abstractmethod
+    def held_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield what this rank keeps of the gradients between two micro-steps, wherever it is."""
 
     @abstractmethod
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:

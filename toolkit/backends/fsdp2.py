@@ -5,7 +5,7 @@ Parameters, gradients and optimizer state are DTensors: each rank holds a slice 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,8 +31,15 @@ class Fsdp2Engine(Engine):
             "deferred": (True, False),
         }[self.accumulation]
         self._communicate(sync=sync, reduce=reduce)
+        self.model.set_reshard_after_backward(not self._stays_gathered)
         yield
         self._communicate(sync=True, reduce=True)
+        self.model.set_reshard_after_backward(True)
+
+    @property
+    def _stays_gathered(self) -> bool:
+        """Whether parameters are gathered once per window: whole gradients are held anyway."""
+        return (self.launched.strategy, self.accumulation) == ("fsdp2_no_reshard", "replicated")
 
     def _communicate(self, *, sync: bool, reduce: bool) -> None:
         self.model.set_requires_gradient_sync(sync)
@@ -46,6 +53,33 @@ class Fsdp2Engine(Engine):
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """Ranks with the same slice in different replica groups, which lie one after another."""
+        shards = self.world_size // self.launched.replicas
+        if shards == self.world_size:
+            return []
+        return [tuple(range(index, self.world_size, shards)) for index in range(shards)]
+
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield this rank's slices."""
+        for _, parameter in self.named_parameters():
+            yield cast(DTensor, parameter.detach()).to_local()
+
+    def held_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield whole gradients not reduced yet, reduced slices, and what waits for all-reduce."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                yield cast(DTensor, parameter.grad).to_local()
+        for module in self.model.modules():
+            if not isinstance(module, FSDPModule):
+                continue
+            group: Any = module._get_fsdp_state()._fsdp_param_group
+            if group._partial_reduce_output is not None:
+                yield group._partial_reduce_output
+            for sharded in group.fsdp_params:
+                if sharded.unsharded_accumulated_grad is not None:
+                    yield sharded.unsharded_accumulated_grad
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the slices; the sharded parameter is the fp32 master."""

@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.profiler import ProfilerActivity, profile
 
 from toolkit.backends.build import TORCH_DTYPES
-from toolkit.backends.engine import EARLIER_MICRO_STEPS, Engine
-from toolkit.backends.strategies import Precision
+from toolkit.backends.collectives import CollectiveCounter
+from toolkit.backends.engine import Engine
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 
 _WRAPPERS = {
@@ -28,13 +28,6 @@ _WRAPPERS = {
     "zero1": "DeepSpeedEngine",
     "zero2": "DeepSpeedEngine",
     "zero3": "DeepSpeedEngine",
-}
-_REDUCTIONS = {
-    "c10d::allreduce_": "all-reduce",
-    "c10d::allreduce_coalesced_": "all-reduce",
-    "c10d::reduce_": "reduce",
-    "c10d::reduce_scatter_": "reduce-scatter",
-    "c10d::_reduce_scatter_base_": "reduce-scatter",
 }
 
 
@@ -48,8 +41,12 @@ class Fact:
 
     def describe(self) -> str:
         """Return what was found, as a person would write it."""
-        found = self.found if isinstance(self.found, set) else {self.found}
-        return ", ".join(sorted(str(value).removeprefix("torch.") for value in found)) or "none"
+        return _words(self.found)
+
+
+def _words(value: Any) -> str:
+    values = value if isinstance(value, set) else {value}
+    return ", ".join(sorted(str(one).removeprefix("torch.") for one in values)) or "none"
 
 
 def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str]) -> list[Fact]:
@@ -84,7 +81,7 @@ def _divisor(engine: Engine) -> int:
 
 def _raise_differences(facts: list[Fact]) -> None:
     differences = [
-        f"{fact.name}: asked {fact.asked}, found {fact.found}"
+        f"{fact.name}: asked {_words(fact.asked)}, found {_words(fact.found)}"
         for fact in facts
         if fact.asked != fact.found
     ]
@@ -185,14 +182,12 @@ def _window_dtypes(engine: Engine) -> set[torch.dtype]:
 def check_first_step(engine: Engine, *, grad_accum_steps: int) -> Iterator[None]:
     """Watch one update and compare what it did with what was asked.
 
-    Collectives are read from the profiler, which sees those of DDP's and DeepSpeed's own code too.
-
     Raises:
-        UsageError: gradients were communicated at the wrong micro-steps, the optimizer's state is
-            not fp32, or parameters did not move.
+        UsageError: gradients were not communicated at the micro-steps where the accumulation mode
+            says so, the optimizer's state is not fp32, or parameters did not move.
     """
     before = _fingerprints(engine)
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+    with CollectiveCounter(lambda: engine.at_boundary) as counter:
         yield
     after = _fingerprints(engine)
     still = sum(after[name] == before[name] for name in before)
@@ -201,8 +196,8 @@ def check_first_step(engine: Engine, *, grad_accum_steps: int) -> Iterator[None]
         # A norm's weight near 1 can lie still under a tiny learning rate; most others cannot.
         Fact("most parameters moved", True, engine.step_was_skipped or 2 * still < len(before)),
     ]
-    if engine.world_size > 1 and grad_accum_steps > 1:
-        facts.append(_communication_fact(engine, recorded))
+    if engine.world_size > 1:
+        facts += _reduction_facts(engine, counter, several=grad_accum_steps > 1)
     _raise_differences(facts)
 
 
@@ -221,25 +216,28 @@ def _state_dtypes(engine: Engine) -> set[torch.dtype]:
     return {moment.dtype for moment in moments}
 
 
-def _communication_fact(engine: Engine, recorded: profile) -> Fact:
-    """Which kinds of reduction ran before the last micro-step."""
-    assert recorded.profiler is not None
-    # The raw events: arranging them, as `recorded.events()` does, takes longer than the step.
-    events = recorded.profiler.kineto_results.events()
-    earlier = next(event for event in events if event.name() == EARLIER_MICRO_STEPS)
-    found = {
-        _REDUCTIONS[event.name()]
-        for event in events
-        if event.name() in _REDUCTIONS and earlier.start_ns() <= event.start_ns() < earlier.end_ns()
-    }
-    return Fact("gradient reductions before the last micro-step", _asked_reductions(engine), found)
+def _reduction_facts(engine: Engine, counter: CollectiveCounter, *, several: bool) -> list[Fact]:
+    """Kinds of gradient reduction on both sides of the window's boundary."""
+    # A loss or a vector of norms is no gradient.
+    above = len(list(engine.named_parameters()))
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+    for call in counter.seen:
+        if call.kind in ("all_reduce", "reduce_scatter") and call.elements > above:
+            found[call.at_boundary].add(call.kind)
+    asked = _asked_reductions(engine.launched.strategy, engine.accumulation)
+    at_boundary = _asked_reductions(engine.launched.strategy, "sharded")
+    earlier = asked if several else set()
+    return [
+        Fact("gradient reductions before the last micro-step", earlier, found[False]),
+        Fact("gradient reductions at the last micro-step", at_boundary, found[True]),
+    ]
 
 
-def _asked_reductions(engine: Engine) -> set[str]:
-    if engine.accumulation == "replicated":
+def _asked_reductions(strategy: Strategy, accumulation: Accumulation) -> set[str]:
+    """Kinds of gradient reduction at a micro-step that is not the last; the last has them all."""
+    if accumulation == "replicated":
         return set()
-    if engine.launched.strategy == "hsdp":
-        both = {"reduce-scatter", "all-reduce"}
-        return both if engine.accumulation == "sharded" else {"reduce-scatter"}
+    if strategy == "hsdp" and accumulation == "sharded":
+        return {"reduce_scatter", "all_reduce"}
     # ZeRO-2 all-reduces its buckets and keeps its own part, whatever its configuration calls it.
-    return {"all-reduce" if engine.launched.strategy in ("ddp", "zero2") else "reduce-scatter"}
+    return {"all_reduce"} if strategy in ("ddp", "zero1", "zero2") else {"reduce_scatter"}

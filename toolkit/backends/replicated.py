@@ -1,5 +1,6 @@
 """Every rank holds everything: one process alone, or DistributedDataParallel."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -25,6 +26,16 @@ class ReplicatedEngine(Engine):
         # Under DDP gradients are views of its buckets; a new set beside the buckets would be
         # allocated by the first micro-step that does not communicate.
         self.optimizer.zero_grad(set_to_none=self.launched.strategy == "single")
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """All ranks are replicas of each other."""
+        return [tuple(range(self.world_size))] if self.world_size > 1 else []
+
+    def held_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield each parameter's gradient; under DDP they are views of its buckets."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                yield parameter.grad
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return the parameter itself: it is whole here."""

@@ -5,14 +5,14 @@ own configuration, and reports the norm afterwards; `deepspeed_config` gives it 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from deepspeed import utils as ds
 from torch import nn
-from torch.profiler import record_function
 
-from toolkit.backends.engine import EARLIER_MICRO_STEPS, Engine, MicroBatch, Moment
+from toolkit.backends.engine import Engine, MicroBatch, Moment
 
 
 class ZeroEngine(Engine):
@@ -38,18 +38,17 @@ class ZeroEngine(Engine):
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches; the last one is DeepSpeed's boundary."""
         *earlier, last = micro_batches
-        if self._coalesces:
-            self._set_boundary(True)
-            with self.model.coalesce_grad_reduction():
-                with record_function(EARLIER_MICRO_STEPS):
-                    yield from earlier
-                yield last
-            return
-        self._set_boundary(False)
-        with record_function(EARLIER_MICRO_STEPS):
+        self.at_boundary = False
+        with self._window():
             yield from earlier
-        self._set_boundary(True)
-        yield last
+            self._set_boundary(True)
+            self.at_boundary = True
+            yield last
+
+    def _window(self) -> AbstractContextManager[None]:
+        """Return the context of a whole window; a coalesced one is all boundary to DeepSpeed."""
+        self._set_boundary(self._coalesces)
+        return self.model.coalesce_grad_reduction() if self._coalesces else nullcontext()
 
     @property
     def _coalesces(self) -> bool:
@@ -90,6 +89,24 @@ class ZeroEngine(Engine):
         optimizer: Any = self.model.optimizer
         for group in next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)):
             yield from group
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """All ranks compute with the same whole parameters below stage 3."""
+        whole = not self._is_partitioned and self.world_size > 1
+        return [tuple(range(self.world_size))] if whole else []
+
+    def held_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield whole gradients on the parameters, and the sums of this rank's partition."""
+        optimizer: Any = self.model.optimizer
+        for parameter in self.module.parameters():
+            for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
+                if gradient is not None:
+                    yield gradient
+        if self._is_partitioned:
+            yield optimizer.grad_partitions_flat_buffer
+            return
+        for held in (*optimizer.all_grad_tensors.values(), *optimizer.averaged_gradients.values()):
+            yield from held or ()
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the fp32 master fragments."""

@@ -7,111 +7,111 @@ of a strategy, for starting processes takes longer than training them.
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from toolkit.backends.build import build_engine
-from toolkit.backends.collectives import KINDS, Collectives, Kind, Traffic, count_collectives
+from toolkit.backends.collectives import KINDS, CollectiveCounter
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_first_step, check_in_force
 from toolkit.backends.launched import Launched, read_launch
 from toolkit.backends.process_group import start_process_group
+from toolkit.backends.replicas import replica_problems
 from toolkit.data.order import micro_batch_slots
+from toolkit.errors import ToolkitError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 from toolkit.training.build import TIED
 from toolkit.training.optimizer import build_optimizer
+from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify.cases import Case, global_batch
+from toolkit.verify.controls import CONTROLS, Break, break_nothing
+from toolkit.verify.outcome import Outcome, write_outcome
 from toolkit.verify.reference import Trajectory
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What an arm did in one case, and what it communicated in its last step.
-
-    Attributes:
-        traffic: by kind, without payloads as small as a vector of norms.
-        replicas_differ: parameters that are not the same bits on every rank.
-    """
-
-    trajectory: Trajectory
-    traffic: dict[Kind, Traffic]
-    replicas_differ: int
-
-
 def main(order_file: Path) -> None:
-    """Run the cases of an order file, which also says where the results go."""
+    """Run the cases and controls of an order file, which also says where the results go."""
     order = json.loads(order_file.read_text())
     sizes = ModelSizes(**order["sizes"])
     launched = read_launch(os.environ)
     start_process_group(launched, timeout=timedelta(seconds=order["timeout_s"]))
+    results = Path(order["results"])
     for number, fields in enumerate(order["cases"]):
-        outcome = run_case(Case(**fields), sizes, launched)
-        if launched.rank == 0:
-            _write(Path(order["results"]) / f"case_{number:03d}", outcome)
+        _write(results / f"case_{number:03d}", run_case(Case(**fields), sizes, launched), launched)
+    for number, name in enumerate(order["controls"]):
+        control = next(control for control in CONTROLS if control.name == name)
+        stem = results / f"control_{number:03d}"
+        try:
+            outcome = run_case(control.case, sizes, launched, break_it=control.break_it)
+        except ToolkitError as error:
+            stem.with_suffix(".refused").write_text(str(error))
+        else:
+            _write(stem, outcome, launched)
+
+
+def _write(stem: Path, outcome: Outcome, launched: Launched) -> None:
+    if launched.rank == 0:
+        write_outcome(stem, outcome)
 
 
 def run_case(
-    case: Case,
-    sizes: ModelSizes,
-    launched: Launched,
-    *,
-    prepare: Callable[[Engine], None] = lambda engine: None,
+    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
 ) -> Outcome:
-    """Train for a few steps under the launched strategy.
+    """Train for a few steps under the launched strategy, with every safeguard of a run in place.
 
     Args:
         case: what to do.
         sizes: the model.
         launched: the strategy and this process's place in it.
-        prepare: called with the engine before the first step.
+        break_it: what to put out of order in the engine before it is checked.
     """
-    engine = build_case(case, sizes, launched)
-    prepare(engine)
+    engine = build_case(case, sizes, launched, break_it=break_it)
     gradients = _capture_gradients(engine)
-    lr = case.optimizer_config().lr
+    held = _watch_held_gradients(engine)
     losses, grad_norms = [], []
-    counted = Collectives()
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
-        with _watch(engine, case, step) as watched:
+        lr = lr_at(step, case.optimizer_config(), steps=case.steps)
+        held.clear()
+        counter = CollectiveCounter()
+        # Engines settle their buckets after the first step, so the last one is counted.
+        with _first_step_check(engine, case, step), counter:
             result = train_step(engine, micro_batches, lr=lr)
-        counted = watched or counted
         losses.append(result.loss.item())
         grad_norms.append(float(result.grad_norm))
     parameters = {name: engine.full_parameter(p).clone() for name, p in engine.named_parameters()}
     return Outcome(
         Trajectory(losses, grad_norms, gradients, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
-        {kind: counted.traffic(kind, above=len(parameters)) for kind in KINDS},
-        replicas_differ=_replicas_differ(engine, parameters),
+        {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
+        held_gradient_bytes=max((sum(storages.values()) for storages, _ in held), default=None),
+        held_gradient_dtypes=sorted({str(dtype) for _, dtypes in held for dtype in dtypes}),
+        replica_problems=replica_problems(engine),
     )
 
 
-def _watch(engine: Engine, case: Case, step: int) -> AbstractContextManager[Collectives | None]:
-    """The first step is checked; the last is counted, when engines have settled their buckets."""
-    if step == 0:
-        return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
-    return count_collectives() if step == case.steps - 1 else nullcontext()
+def _first_step_check(engine: Engine, case: Case, step: int) -> AbstractContextManager[None]:
+    if step:
+        return nullcontext()
+    return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
 
 
-def _replicas_differ(engine: Engine, parameters: dict[str, torch.Tensor]) -> int:
-    """Number of parameters whose whole value is not the same bits on every rank."""
-    sums = [p.contiguous().view(torch.int32).sum(dtype=torch.int64) for p in parameters.values()]
-    bits = torch.stack(sums)
-    return int((engine.max_over_ranks(bits) != -engine.max_over_ranks(-bits)).sum())
+def build_case(
+    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
+) -> Engine:
+    """Build the engine of a case, in a process that may have run others before.
 
-
-def build_case(case: Case, sizes: ModelSizes, launched: Launched) -> Engine:
-    """Build the engine of a case, in a process that may have run others before."""
+    Raises:
+        UsageError: what was asked is not in force.
+    """
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state()
@@ -132,13 +132,14 @@ def build_case(case: Case, sizes: ModelSizes, launched: Launched) -> Engine:
         precision=case.precision,
         grad_clip=case.grad_clip,
     )
+    break_it(engine, case)
     check_in_force(engine, precision=case.precision, tied=TIED)
     return engine
 
 
 def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) -> list[MicroBatch]:
     """Return this rank's part of the global batch, cut as a run's data is."""
-    inputs, targets = global_batch(step, seed=case.seed, sizes=sizes, masked=case.masked)
+    inputs, targets = global_batch(step, case, sizes)
     plan = case.plan(engine.world_size, seq_len=sizes.block_size)
     slots = [
         micro_batch_slots(
@@ -147,7 +148,7 @@ def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) 
             world_size=engine.world_size,
             rank=engine.rank,
         )
-        for micro_step in range(case.grad_accum_steps)
+        for micro_step in range(case.micro_steps(step))
     ]
     return [(inputs[s].to(engine.device), targets[s].to(engine.device)) for s in slots]
 
@@ -167,32 +168,28 @@ def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
     return captured
 
 
-def _write(stem: Path, outcome: Outcome) -> None:
-    did = outcome.trajectory
-    figures = {
-        "losses": did.losses,
-        "grad_norms": did.grad_norms,
-        "traffic": {kind: asdict(traffic) for kind, traffic in outcome.traffic.items()},
-        "replicas_differ": outcome.replicas_differ,
-    }
-    stem.with_suffix(".json").write_text(json.dumps(figures))
-    for part, tensors in (("gradients", did.gradients), ("parameters", did.parameters)):
-        whole = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, stem.with_name(f"{stem.name}.{part}.safetensors"))
+Held = tuple[dict[int, int], set[torch.dtype]]
 
 
-def read_outcome(stem: Path) -> Outcome:
-    """Return what an arm left under this name."""
-    figures = json.loads(stem.with_suffix(".json").read_text())
-    gradients, parameters = (
-        load_file(stem.with_name(f"{stem.name}.{part}.safetensors"))
-        for part in ("gradients", "parameters")
-    )
-    return Outcome(
-        Trajectory(figures["losses"], figures["grad_norms"], gradients, parameters),
-        {kind: Traffic(**figures["traffic"][kind]) for kind in KINDS},
-        replicas_differ=figures["replicas_differ"],
-    )
+def _watch_held_gradients(engine: Engine) -> list[Held]:
+    """Return a list that gets, before every micro-step but the first, bytes by storage and dtypes.
+
+    Bytes are those of whole storages, however many views of them there are.
+    """
+    held: list[Held] = []
+    accumulate = engine.accumulate
+
+    def watch(micro_batches: Sequence[Any]) -> Iterator[Any]:
+        for micro_step, micro_batch in enumerate(accumulate(micro_batches)):
+            if micro_step:
+                gradients = list(engine.held_gradients())
+                storages = [gradient.untyped_storage() for gradient in gradients]
+                sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+                held.append((sizes, {gradient.dtype for gradient in gradients}))
+            yield micro_batch
+
+    engine.accumulate = watch  # type: ignore[method-assign]
+    return held
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ class Case:
     """One training run of a few steps.
 
     Attributes:
-        steps: optimizer updates.
+        steps: optimizer updates, through a warm-up of two and a cosine decay.
         grad_clip: with the default some of the first steps are clipped and some are not.
-        masked: whether some targets are to be ignored, unevenly.
+        dropout: draws differ by rank, so nothing but the ranks' agreement can be compared.
+        incomplete_window: the last step has one micro-step less.
     """
 
     accumulation: Accumulation
@@ -37,10 +38,10 @@ class Case:
     steps: int = 5
     seed: int = 1
     grad_clip: float = 0.55
-    masked: bool = True
     dropout: float = 0.0
     activation_checkpointing: bool = False
     compile: bool = False
+    incomplete_window: bool = False
 
     def plan(self, world_size: int, *, seq_len: int) -> BatchPlan:
         """Return how the shared global batch is cut for this case.
@@ -59,20 +60,45 @@ class Case:
         """Return the optimizer both sides build: large steps for SGD, GPT-2's usual ones else."""
         lr = 0.1 if self.optimizer == "sgd" else 1e-3
         return OptimizerConfig.model_validate(
-            {"name": self.optimizer, "lr": lr, "weight_decay": 0.1, "grad_clip": self.grad_clip}
+            {
+                "name": self.optimizer,
+                "lr": lr,
+                "min_lr": lr / 10,
+                "warmup_steps": 2,
+                "weight_decay": 0.1,
+                "grad_clip": self.grad_clip,
+            }
         )
 
+    def micro_steps(self, step: int) -> int:
+        """Return the micro-steps of a step."""
+        last = step == self.steps - 1
+        return self.grad_accum_steps - (self.incomplete_window and last)
 
-def global_batch(
-    step: int, *, seed: int, sizes: ModelSizes, masked: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and targets of a step, each [SEQUENCES_PER_STEP, block_size] int64."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    @property
+    def variant(self) -> str:
+        """What sets this case apart from the plain ones, in a word or two."""
+        words = {
+            "unclipped": not self.grad_clip,
+            "dropout": self.dropout > 0,
+            "checkpointing": self.activation_checkpointing,
+            "compiled": self.compile,
+            "incomplete window": self.incomplete_window,
+        }
+        return ", ".join(word for word, holds in words.items() if holds)
+
+
+def global_batch(step: int, case: Case, sizes: ModelSizes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and targets of a step, each [sequences, block_size] int64.
+
+    There are SEQUENCES_PER_STEP of them, and fewer in a window that is cut short.
+    """
+    generator = torch.Generator().manual_seed(case.seed * 1_000_003 + step)
     shape = (SEQUENCES_PER_STEP, sizes.block_size + 1)
     tokens = torch.randint(sizes.vocab_size, shape, generator=generator)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    if masked:
-        # The share rises from none in the first sequence to twice the mean in the last.
-        share = torch.linspace(0, 2 * MASKED_SHARE, SEQUENCES_PER_STEP).unsqueeze(1)
-        targets[torch.rand(targets.shape, generator=generator) < share] = IGNORE_INDEX
-    return inputs, targets
+    # The share rises from none in the first sequence to twice the mean in the last.
+    share = torch.linspace(0, 2 * MASKED_SHARE, SEQUENCES_PER_STEP).unsqueeze(1)
+    targets[torch.rand(targets.shape, generator=generator) < share] = IGNORE_INDEX
+    present = SEQUENCES_PER_STEP * case.micro_steps(step) // case.grad_accum_steps
+    return inputs[:present], targets[:present]

@@ -17,6 +17,9 @@ from toolkit.model.sizes import ModelSizes
 from toolkit.train import find_launch_file
 from toolkit.verify import arm
 from toolkit.verify.cases import Case
+from toolkit.verify.outcome import Outcome, read_outcome
+
+Result = Outcome | str
 
 
 class ArmError(ToolkitError):
@@ -29,9 +32,13 @@ def run_arm(
     cases: Sequence[Case],
     sizes: ModelSizes,
     *,
+    controls: Sequence[str] = (),
     timeout_s: float = 280.0,
-) -> list[arm.Outcome]:
-    """Run all cases of one strategy and world size in one launch.
+) -> tuple[list[Outcome], list[Result]]:
+    """Run all cases and controls of one strategy and world size in one launch.
+
+    Returns:
+        An outcome for each case, and for each control its outcome or the sentence that refused it.
 
     Raises:
         ArmError: a process failed.
@@ -40,6 +47,7 @@ def run_arm(
     with tempfile.TemporaryDirectory() as folder:
         order = {
             "cases": [asdict(case) for case in cases],
+            "controls": list(controls),
             "sizes": asdict(sizes),
             "results": folder,
             "timeout_s": timeout_s,
@@ -47,7 +55,14 @@ def run_arm(
         order_file = Path(folder) / "order.json"
         order_file.write_text(json.dumps(order))
         launch(strategy, world_size, [arm.__file__, str(order_file)], timeout_s=timeout_s)
-        return [arm.read_outcome(Path(folder) / f"case_{n:03d}") for n in range(len(cases))]
+        outcomes = [read_outcome(Path(folder) / f"case_{n:03d}") for n in range(len(cases))]
+        broken = [_read_result(Path(folder) / f"control_{n:03d}") for n in range(len(controls))]
+        return outcomes, broken
+
+
+def _read_result(stem: Path) -> Result:
+    refused = stem.with_suffix(".refused")
+    return refused.read_text() if refused.exists() else read_outcome(stem)
 
 
 def launch(

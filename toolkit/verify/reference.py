@@ -3,6 +3,7 @@
 This file must not know the engines it is the measure of.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -
     optimizer = _build_optimizer(model, case.optimizer_config())
     losses, grad_norms, gradients = [], [], {}
     for step in range(case.steps):
-        inputs, targets = global_batch(step, seed=case.seed, sizes=sizes, masked=case.masked)
+        inputs, targets = global_batch(step, case, sizes)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(inputs, targets) / (targets >= 0).sum()
         loss.backward()
@@ -51,6 +52,8 @@ def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -
         if case.grad_clip and norm > case.grad_clip:
             for parameter in model.parameters():
                 _gradient(parameter).mul_(case.grad_clip / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = _lr(step, case)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -75,6 +78,15 @@ def _build_optimizer(model: GPT2, config: OptimizerConfig) -> torch.optim.Optimi
         return torch.optim.SGD(groups, lr=config.lr)
     beta1, beta2 = config.betas
     return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2))
+
+
+def _lr(step: int, case: Case) -> float:
+    """Warm-up and cosine decay, written down a second time on purpose."""
+    config = case.optimizer_config()
+    if step < config.warmup_steps:
+        return config.lr / config.warmup_steps * (step + 1)
+    done = (step - config.warmup_steps) / (case.steps - config.warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * math.cos(done * math.pi / 2) ** 2
 
 
 def _is_matrix(name: str) -> bool:

@@ -1,0 +1,50 @@
+"""Bytes of gradients a rank holds between two micro-steps, as closed formulas. Pure arithmetic.
+
+With P parameters, N ranks and S shards in a group, in fp32 (4 bytes) under every precision, since
+gradients are accumulated in fp32:
+
+    single, ddp             4 P      in both modes: what DDP reduces stays whole on every rank
+    fsdp2, ..._no_reshard   4 P      replicated: unsharded gradients are kept aside
+                            4 P / N  sharded
+    hsdp                    4 P      replicated
+                            4 P / S  sharded; deferred keeps its reduced part aside until the
+                                     all-reduce
+    zero1                   4 P      stage 1 reduces at the boundary only
+    zero2                   4 P      replicated
+                            4 P / N  sharded
+    zero3                   4 P (1 + 1 / N)  replicated: the partition's buffer is there as well
+                            4 P / N  sharded
+
+Slices that do not divide evenly are padded.
+"""
+
+from toolkit.backends.strategies import Accumulation, Strategy
+from toolkit.model.sizes import ModelSizes
+
+_FP32_BYTES = 4
+
+
+def held_gradient_bytes(
+    strategy: Strategy,
+    accumulation: Accumulation,
+    *,
+    sizes: ModelSizes,
+    world_size: int,
+    replicas: int,
+) -> int:
+    """Return bytes per rank between two micro-steps of one window.
+
+    Args:
+        strategy: which engine.
+        accumulation: when it reduces.
+        sizes: the model; its tensors must divide by the shards, else padding comes on top.
+        world_size: all ranks.
+        replicas: replica groups of hybrid sharding, else 1.
+    """
+    whole = _FP32_BYTES * sizes.parameter_count
+    shard = whole // (world_size // replicas)
+    if strategy in ("single", "ddp", "zero1"):
+        return whole
+    if accumulation != "replicated":
+        return shard
+    return whole + shard if strategy == "zero3" else whole

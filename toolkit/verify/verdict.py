@@ -1,0 +1,175 @@
+"""The verdict on one case: its distance from the exact update, its traffic, what it holds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from toolkit.backends.communication import Expected, expected_collectives
+from toolkit.backends.held_gradients import held_gradient_bytes
+from toolkit.backends.strategies import Strategy
+from toolkit.model.sizes import ModelSizes
+from toolkit.verify.cases import Case
+from toolkit.verify.compare import Difference, compare
+from toolkit.verify.outcome import Outcome
+from toolkit.verify.tolerance import COMPARED, Yardstick, yardstick
+
+REPLICAS = 2
+"""Replica groups in the shipped launch file of hybrid sharding."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One launch: a strategy on a number of processes."""
+
+    strategy: Strategy
+    world_size: int
+
+    @property
+    def replicas(self) -> int:
+        """Replica groups."""
+        return REPLICAS if self.strategy == "hsdp" else 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One case of one arm beside the exact update.
+
+    Attributes:
+        limits: the largest admissible value of each compared figure.
+        problems: a sentence for each thing that is not as it should be; empty if it all is.
+    """
+
+    arm: Arm
+    case: Case
+    difference: Difference
+    limits: dict[str, float]
+    outcome: Outcome
+    expected: dict[str, Expected]
+    expected_held_gradient_bytes: int | None
+    problems: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints for a case."""
+        return {
+            "strategy": self.arm.strategy,
+            "accumulation": self.case.accumulation,
+            "world_size": self.arm.world_size,
+            "grad_accum_steps": self.case.grad_accum_steps,
+            "precision": self.case.precision,
+            "optimizer": self.case.optimizer,
+            "variant": self.case.variant,
+            **{name: getattr(self.difference, name) for name in COMPARED},
+            "limits": self.limits,
+            "collectives": {kind: vars(seen) for kind, seen in self.outcome.traffic.items()},
+            "expected_collectives": {
+                kind: {
+                    "calls": expected.calls.to_json(),
+                    "bytes": expected.bytes.to_json(),
+                    "group_sizes": [expected.group_size] if expected.group_size else [],
+                }
+                for kind, expected in self.expected.items()
+            },
+            "held_gradient_bytes": self.outcome.held_gradient_bytes,
+            "expected_held_gradient_bytes": self.expected_held_gradient_bytes,
+            "replicas_differ": self.outcome.replica_problems,
+            "problems": self.problems,
+            "ok": not self.problems,
+        }
+
+
+def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
+    """Compare one outcome with the exact update and the closed formulas."""
+    measure = _yardstick(_of_reference(case), sizes)
+    difference = compare(outcome.trajectory, measure.exact)
+    limits = _limits(case, measure)
+    expected = expected_collectives(
+        arm.strategy,
+        case.accumulation,
+        sizes=sizes,
+        # The last step is the counted one.
+        grad_accum_steps=case.micro_steps(case.steps - 1),
+        precision=case.precision,
+        world_size=arm.world_size,
+        replicas=arm.replicas,
+    )
+    held = _expected_held(arm, case, sizes)
+    problems = [
+        *_numeric_problems(case, difference, limits),
+        *_traffic_problems(outcome, expected),
+        *_memory_problems(outcome, held),
+        *outcome.replica_problems,
+    ]
+    return Verdict(arm, case, difference, limits, outcome, expected, held, problems)
+
+
+def _of_reference(case: Case) -> Case:
+    """The reference knows neither micro-steps nor ranks, so one serves every way to cut a batch."""
+    same = replace(
+        case,
+        accumulation="replicated",
+        dropout=0.0,
+        activation_checkpointing=False,
+        compile=False,
+    )
+    return same if case.incomplete_window else replace(same, grad_accum_steps=1)
+
+
+@cache
+def _yardstick(case: Case, sizes: ModelSizes) -> Yardstick:
+    return yardstick(case, sizes)
+
+
+def _limits(case: Case, measure: Yardstick) -> dict[str, float]:
+    """What is compared, with its limit; under dropout nothing is, since every draw differs."""
+    if case.dropout:
+        return {}
+    limits = {name: measure.limit(name, case.precision) for name in COMPARED}
+    # AdamW divides by the gradient's own size, so in bf16 a small gradient's sign is a draw.
+    if case.precision != "fp32" and case.optimizer == "adamw":
+        del limits["param_max_rel"]
+    return limits
+
+
+def _numeric_problems(
+    case: Case, difference: Difference, limits: dict[str, float]
+) -> Iterator[str]:
+    for name, limit in limits.items():
+        found = getattr(difference, name)
+        if not found <= limit:
+            yield f"{name} {found:.1e} is above {limit:.1e}"
+    most = case.optimizer_config().lr * case.steps
+    if not difference.key_bias_max_abs <= 2 * most:
+        yield f"key biases moved by {difference.key_bias_max_abs:.1e}, beyond 2 x {most:.1e}"
+
+
+def _traffic_problems(outcome: Outcome, expected: dict[str, Expected]) -> Iterator[str]:
+    for kind, seen in outcome.traffic.items():
+        should = expected[kind]
+        if not should.bytes.admits(seen.bytes):
+            yield f"{kind} {seen.bytes:,} bytes, not {should.bytes}"
+        if not should.calls.admits(seen.calls):
+            yield f"{kind} {seen.calls:,} calls, not {should.calls}"
+        if seen.calls and seen.group_sizes != (should.group_size,):
+            groups = ", ".join(str(size) for size in seen.group_sizes)
+            yield f"{kind} in groups of {groups} ranks, not {should.group_size}"
+
+
+def _expected_held(arm: Arm, case: Case, sizes: ModelSizes) -> int | None:
+    if case.micro_steps(case.steps - 1) == 1:
+        return None
+    return held_gradient_bytes(
+        arm.strategy,
+        case.accumulation,
+        sizes=sizes,
+        world_size=arm.world_size,
+        replicas=arm.replicas,
+    )
+
+
+def _memory_problems(outcome: Outcome, expected: int | None) -> Iterator[str]:
+    found = outcome.held_gradient_bytes
+    if found != expected:
+        yield f"{found} bytes of gradients held between micro-steps, not {expected}"
+    if expected and outcome.held_gradient_dtypes != ["torch.float32"]:
+        yield f"gradients are held in {', '.join(outcome.held_gradient_dtypes)}"
