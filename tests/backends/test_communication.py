@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.backends.communication import Expected, expected_bytes
+from toolkit.backends.communication import Range, expected_collectives
 from toolkit.backends.strategies import supported_pairs
 from toolkit.model.sizes import preset_sizes
 
@@ -11,7 +11,7 @@ P, BLOCKS = 124_439_808, 85_054_464
 
 
 def expected(strategy, accumulation="replicated", *, world_size=8, replicas=1, precision="fp32"):
-    return expected_bytes(
+    found = expected_collectives(
         strategy,
         accumulation,
         sizes=GPT2,
@@ -20,10 +20,11 @@ def expected(strategy, accumulation="replicated", *, world_size=8, replicas=1, p
         world_size=world_size,
         replicas=replicas,
     )
+    return {kind: collective.bytes for kind, collective in found.items()}
 
 
-def exactly(count: int) -> Expected:
-    return Expected(count, count)
+def exactly(count: int) -> Range:
+    return Range(count, count)
 
 
 def test_ddp_reduces_once_or_at_every_micro_step():
@@ -34,7 +35,8 @@ def test_ddp_reduces_once_or_at_every_micro_step():
 
 def test_fsdp2_gathers_blocks_twice_unless_they_stay():
     assert expected("fsdp2")["all_gather"] == exactly(4 * 4 * (P + BLOCKS))
-    assert expected("fsdp2_no_reshard")["all_gather"] == exactly(4 * 4 * P)
+    assert expected("fsdp2_no_reshard", "sharded")["all_gather"] == exactly(4 * 4 * P)
+    assert expected("fsdp2_no_reshard", "replicated")["all_gather"] == exactly(4 * P)
     assert expected("fsdp2", precision="bf16")["all_gather"] == exactly(4 * 2 * (P + BLOCKS))
     assert expected("fsdp2", precision="bf16")["reduce_scatter"] == exactly(4 * P)
 

@@ -4,18 +4,20 @@ One launch serves all cases of a strategy and world size. The global batch is th
 them, with unequal numbers of valid targets, whatever the world size and micro-batch.
 """
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
-from toolkit.verify.arm import Outcome
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.compare import compare
-from toolkit.verify.launch import run_arm
+from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory
-from toolkit.verify.run import Arm, judge
+from toolkit.verify.run import ArmReport, controls_of, verify_arm
+from toolkit.verify.verdict import Arm, Verdict
 
 pytestmark = pytest.mark.distributed
 
@@ -30,19 +32,47 @@ ARMS: list[tuple[Strategy, int]] = [
     ("zero2", 2),
     ("zero3", 2),
 ]
+VARIANTS: list[dict[str, Any]] = [
+    {"grad_clip": 0.0},
+    {"dropout": 0.1},
+    {"activation_checkpointing": True},
+    {"incomplete_window": True},
+    {"grad_accum_steps": 1},
+]
 RELATIVE = 1e-5
 BF16_RELATIVE = 1e-2
+CAUGHT_BY = {
+    "divide twice": "gradient_max_rel",
+    "divide by world size": "gradient_max_rel",
+    "skip the last all-reduce": "gradient reductions at the last micro-step",
+    "communicate at every micro-step": "gradient reductions before the last micro-step",
+    "sync flag flipped after forward": "gradient reductions at the last micro-step",
+    "untied head": "tied weights",
+    "stale optimizer parameters": "optimizer's parameters",
+    "scheduler stepped per rank": "loss_max_abs",
+    "clip before averaging": "gradient_max_rel",
+    "norm without the tied weight": "grad_norm_max_rel",
+    "one rank's data repeated": "gradient_max_rel",
+    "mean of means": "gradient_max_rel",
+    "gradients left over": "grad_norm_max_rel",
+    "one replica's weight nudged": "ranks 0, 1 differ",
+}
 
 
 @cache
-def outcomes(strategy: Strategy, world_size: int) -> dict[Case, Outcome]:
-    cases = cases_of(strategy, world_size)
-    return dict(zip(cases, run_arm(strategy, world_size, cases, TINY), strict=True))
+def launched(strategy: Strategy, world_size: int) -> ArmReport:
+    arm = Arm(strategy, world_size)
+    controls = controls_of(arm) if world_size == 2 else []
+    return verify_arm(arm, cases_of(strategy, world_size), TINY, controls=controls, timeout_s=280.0)
+
+
+def verdicts(strategy: Strategy, world_size: int) -> dict[Case, Verdict]:
+    return {verdict.case: verdict for verdict in launched(strategy, world_size).verdicts}
 
 
 def cases_of(strategy: Strategy, world_size: int) -> list[Case]:
-    """All modes with both optimizers and both precisions; the plain engines also cut otherwise,
-    and two engines, each with a clipping code of its own, also run unclipped.
+    """All modes with both optimizers and both precisions, and one mode in every variant; the plain
+    engines also cut otherwise.
 
     So the micro-batches 1, 2 and 4 occur at world size 2, and 1 and 4 at the others.
     """
@@ -51,8 +81,12 @@ def cases_of(strategy: Strategy, world_size: int) -> list[Case]:
     others = [Case(accumulation="replicated", grad_accum_steps=steps) for steps in cuts]
     if (strategy, world_size) == ("ddp", 4):
         return others
-    if strategy in ("ddp", "zero2"):
-        others.append(Case(accumulation="replicated", grad_accum_steps=4, grad_clip=0.0))
+    others += [
+        replace(Case(accumulation=modes[0], grad_accum_steps=4, steps=3), **variant)
+        for variant in VARIANTS
+    ]
+    if strategy == "ddp":
+        others.append(Case(accumulation="replicated", grad_accum_steps=4, steps=3, compile=True))
     return [
         *(
             Case(accumulation=mode, grad_accum_steps=4, optimizer=optimizer)
@@ -75,15 +109,15 @@ def reference(case: Case) -> Trajectory:
 
 def reference_of(case: Case) -> Trajectory:
     """The reference knows neither accumulation nor ranks, so one serves all cuts of a batch."""
-    same = {"optimizer": case.optimizer, "grad_clip": case.grad_clip}
-    return reference(Case(accumulation="replicated", grad_accum_steps=1, **same))
+    return reference(Case(accumulation="replicated", grad_accum_steps=1, optimizer=case.optimizer))
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), ARMS)
 def test_updates_equal_plain_pytorch(strategy: Strategy, world_size: int) -> None:
-    found = outcomes(strategy, world_size)
-    for case in (case for case in found if case.precision == "fp32"):
-        difference = compare(found[case].trajectory, reference_of(case))
+    found = verdicts(strategy, world_size)
+    plain = [case for case in found if case.precision == "fp32" and not case.variant]
+    for case in (case for case in plain if case.steps == 5):
+        difference = compare(found[case].outcome.trajectory, reference_of(case))
         assert difference.loss_max_abs < RELATIVE * 6, (case, difference)
         assert difference.grad_norm_max_rel < RELATIVE, (case, difference)
         assert difference.gradient_max_rel < RELATIVE, (case, difference)
@@ -95,18 +129,28 @@ def test_updates_equal_plain_pytorch(strategy: Strategy, world_size: int) -> Non
 def test_every_case_is_exact_up_to_rounding_and_sends_what_it_should(
     strategy: Strategy, world_size: int
 ) -> None:
-    """The verdict of `toolkit verify`: distance from fp64, collectives counted, replicas equal."""
-    for case, outcome in outcomes(strategy, world_size).items():
-        assert judge(Arm(strategy, world_size), case, outcome, TINY).problems == [], case
+    """The verdict of `toolkit verify`: distance from fp64, collectives and held gradients counted,
+    replicas equal."""
+    for case, verdict in verdicts(strategy, world_size).items():
+        assert verdict.problems == [], case
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault"),
+    [(strategy, control.name) for control in CONTROLS for strategy in control.strategies],
+)
+def test_a_fault_put_in_on_purpose_is_caught(strategy: Strategy, fault: str) -> None:
+    caught = {control.name: control.by for control in launched(strategy, 2).controls}
+    assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), [arm for arm in ARMS if arm != ("ddp", 4)])
 def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
-    found = outcomes(strategy, world_size)
+    found = verdicts(strategy, world_size)
     case = bf16_case("replicated")
-    ddp = outcomes("ddp", 2)[case].trajectory
+    ddp = verdicts("ddp", 2)[case].outcome.trajectory
     for case in (case for case in found if case.precision == "bf16"):
-        near = found[case].trajectory
+        near = found[case].outcome.trajectory
         losses = torch.tensor(near.losses) / torch.tensor(ddp.losses)
         norms = torch.tensor(near.grad_norms) / torch.tensor(ddp.grad_norms)
         assert (losses - 1).abs().max() < BF16_RELATIVE, case

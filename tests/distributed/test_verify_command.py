@@ -18,7 +18,7 @@ def test_json_says_what_ran_and_what_could_not(tmp_path: Path) -> None:
             Path(sys.executable).with_name("toolkit"),
             *words,
             "--steps",
-            "2",
+            "3",
             "--precision",
             "fp32",
             "--json",
@@ -32,10 +32,13 @@ def test_json_says_what_ran_and_what_could_not(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["ok"] is True
-    assert len(report["cases"]) == 2
+    variants = {case["variant"] for case in report["cases"]}
+    assert variants == {"", "checkpointing", "dropout", "incomplete window", "unclipped"}
     assert all(case["ok"] and case["world_size"] == 1 for case in report["cases"])
     assert {case["optimizer"] for case in report["cases"]} == {"sgd", "adamw"}
-    assert report["cases"][0]["collectives"]["all_reduce"] == {"calls": 0, "bytes": 0}
+    nothing = {"calls": 0, "bytes": 0, "group_sizes": []}
+    assert report["cases"][0]["collectives"]["all_reduce"] == nothing
+    assert report["cases"][0]["expected_collectives"]["all_reduce"] == nothing
     assert report["not_run"] == [
         {"strategy": "single", "world_size": 2, "reason": "not run: one process is one process"}
     ]

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from toolkit.backends.collectives import Traffic
-from toolkit.verify.arm import Outcome
 from toolkit.verify.cases import TINY, Case
+from toolkit.verify.outcome import Outcome
 from toolkit.verify.reference import Trajectory, reference_trajectory
-from toolkit.verify.run import Arm, judge, not_run, plan_arms
+from toolkit.verify.report import build_json
+from toolkit.verify.run import Caught, cases_of, controls_of, not_run, plan_arms
+from toolkit.verify.verdict import Arm, judge
 
 ARM = Arm("ddp", 2)
 CASE = Case(accumulation="replicated", grad_accum_steps=4, steps=3)
@@ -19,11 +21,13 @@ NONE = Traffic(0, 0)
 @pytest.fixture(scope="module")
 def right() -> Outcome:
     """What DDP should do, computed by plain PyTorch in fp32."""
-    once = Traffic(1, 4 * TINY.parameter_count)
+    once = Traffic(1, 4 * TINY.parameter_count, (2,))
     return Outcome(
         reference_trajectory(CASE, TINY, dtype=torch.float32),
-        {"all_reduce": once, "reduce_scatter": NONE, "all_gather": NONE},
-        replicas_differ=0,
+        {"all_reduce": once, "reduce_scatter": NONE, "all_gather": NONE, "other": NONE},
+        held_gradient_bytes=4 * TINY.parameter_count,
+        held_gradient_dtypes=["torch.float32"],
+        replica_problems=[],
     )
 
 
@@ -63,12 +67,62 @@ def test_a_nan_never_passes(right: Outcome) -> None:
 
 
 def test_one_reduction_too_many_is_named(right: Outcome) -> None:
-    twice = {**right.traffic, "all_reduce": Traffic(2, 8 * TINY.parameter_count)}
+    twice = {**right.traffic, "all_reduce": Traffic(2, 8 * TINY.parameter_count, (2,))}
     assert "all_reduce 343,040 bytes, not 171,520" in problems(replace(right, traffic=twice))
 
 
+def test_the_wrong_number_of_calls_and_the_wrong_group_are_named(right: Outcome) -> None:
+    calls = {**right.traffic, "all_reduce": Traffic(99, 4 * TINY.parameter_count, (4,))}
+    found = problems(replace(right, traffic=calls))
+    assert "all_reduce 99 calls, not 1 to 28" in found
+    assert "all_reduce in groups of 4 ranks, not 2" in found
+
+
+def test_collectives_that_nobody_expects_are_named(right: Outcome) -> None:
+    more = {**right.traffic, "other": Traffic(1, 4096, (2,))}
+    assert "other 4,096 bytes, not 0" in problems(replace(right, traffic=more))
+
+
+def test_gradients_held_in_another_size_or_dtype_are_named(right: Outcome) -> None:
+    half = replace(right, held_gradient_bytes=2 * TINY.parameter_count)
+    assert "85,760 bytes of gradients held" in problems(half)
+    low = replace(right, held_gradient_dtypes=["torch.bfloat16"])
+    assert "gradients are held in torch.bfloat16" in problems(low)
+
+
 def test_replicas_that_differ_are_named(right: Outcome) -> None:
-    assert "1 parameters differ between ranks" in problems(replace(right, replicas_differ=1))
+    assert problems(replace(right, replica_problems=["rank 1 differs"])) == "rank 1 differs"
+
+
+def test_one_fault_that_nothing_catches_is_a_failure(right: Outcome) -> None:
+    good, bad = Caught("divide twice", "ddp", "gradient"), Caught("untied head", "ddp", None)
+    verdict = judge(ARM, CASE, right, TINY)
+    assert build_json([verdict], [good], {}, TINY, steps=3)["ok"] is True
+    report = build_json([verdict], [good, bad], {}, TINY, steps=3)
+    assert report["ok"] is False
+    assert [control["caught"] for control in report["controls"]] == [True, False]
+
+
+def test_each_distributed_engine_has_faults_to_catch() -> None:
+    assert len(controls_of(Arm("ddp", 2))) == 14
+    assert controls_of(Arm("ddp", 1)) == controls_of(Arm("single", 1)) == []
+
+
+def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
+    cases = cases_of(
+        Arm("fsdp2", 2),
+        accumulations=["replicated", "sharded"],
+        grad_accum_steps=[1, 4],
+        precisions=["fp32"],
+        steps=3,
+    )
+    assert sum(not case.variant for case in cases) == 2 * 2 * 2
+    assert {case.variant for case in cases} - {""} == {
+        "unclipped",
+        "dropout",
+        "checkpointing",
+        "incomplete window",
+    }
 
 
 def test_arms_that_cannot_exist_say_why() -> None:

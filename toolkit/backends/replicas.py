@@ -65,9 +65,11 @@ def describe_drift(sums: dict[int, tuple[int, ...]], names: Sequence[str]) -> st
     if 2 * count <= len(sums):
         ranks = ", ".join(str(rank) for rank in sums)
         return f"ranks {ranks} differ, without a majority, first in {first}"
-    word = "rank" if len(differing) == 1 else "ranks"
     ranks = ", ".join(str(rank) for rank in differing)
-    return f"{word} {ranks} of {len(sums)} differ from the others, first in {first}"
+    verb = (
+        f"rank {ranks} of {len(sums)} differs" if len(differing) == 1 else f"ranks {ranks} differ"
+    )
+    return f"{verb} from the others, first in {first}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

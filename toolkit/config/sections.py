@@ -212,6 +212,8 @@ class TrainingConfig(Section):
     """Tokens of sample text to write with each evaluation; 0 writes none."""
     checkpoint_every: Steps = 250
     """Steps between checkpoints; 0 never saves."""
+    check_replicas_every: Steps = 100
+    """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)
     """Checkpoints to keep; older ones are deleted once a newer one is complete."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from toolkit.backends.in_force import check_first_step
+from toolkit.backends.replicas import check_replicas
 from toolkit.checkpoint.state import read_state, write_state
 from toolkit.checkpoint.store import CheckpointStore, Position, read_position
 from toolkit.data.batches import eval_batches
@@ -71,6 +72,8 @@ class Loop:
         while self.step < last:
             with self._watch() if self.step == first else nullcontext():
                 self._train_once(timed=self.step > first)
+            if _due(self.step, training.check_replicas_every, last):
+                check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
                 self._evaluate()
             if _due(self.step, training.checkpoint_every, last):
