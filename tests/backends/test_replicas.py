@@ -16,12 +16,12 @@ def test_two_that_differ_cannot_be_told_apart() -> None:
 
 def test_from_three_on_the_majority_names_the_one() -> None:
     found = describe_drift({0: (1, 2), 1: (9, 2), 2: (1, 2)}, NAMES)
-    assert found == "rank 1 of 3 differs from the others, first in wte"
+    assert found == "rank 1 differs from the 2 others, first in wte"
 
 
 def test_ranks_keep_their_global_numbers() -> None:
     found = describe_drift({1: (1, 2), 3: (1, 2), 5: (1, 2), 7: (1, 0)}, NAMES)
-    assert found == "rank 7 of 4 differs from the others, first in wpe"
+    assert found == "rank 7 differs from the 3 others, first in wpe"
 
 
 def test_a_tie_names_nobody() -> None:

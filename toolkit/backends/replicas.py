@@ -66,10 +66,8 @@ def describe_drift(sums: dict[int, tuple[int, ...]], names: Sequence[str]) -> st
         ranks = ", ".join(str(rank) for rank in sums)
         return f"ranks {ranks} differ, without a majority, first in {first}"
     ranks = ", ".join(str(rank) for rank in differing)
-    verb = (
-        f"rank {ranks} of {len(sums)} differs" if len(differing) == 1 else f"ranks {ranks} differ"
-    )
-    return f"{verb} from the others, first in {first}"
+    who = f"rank {ranks} differs" if len(differing) == 1 else f"ranks {ranks} differ"
+    return f"{who} from the {count} others, first in {first}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
