@@ -290,3 +290,13 @@ def test_the_console_names_what_was_skipped(
     assert said[0].startswith("step     1/4 | loss ")
     assert "skipped" not in said[0]
     assert said[1].endswith(" | skipped 1")
+
+
+def test_replicas_are_compared_as_often_as_asked_and_at_the_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    loop = start("training.check_replicas_every=3")
+    monkeypatch.setattr(loop_module, "check_replicas", lambda engine: compared.append(loop.step))
+    loop.fit()
+    assert compared == [3, 4]
