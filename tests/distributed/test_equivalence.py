@@ -49,7 +49,7 @@ CAUGHT_BY = {
     "sync flag flipped after forward": "gradient reductions at the last micro-step",
     "untied head": "tied weights",
     "stale optimizer parameters": "optimizer's parameters",
-    "scheduler stepped per rank": "loss_max_abs",
+    "scheduler stepped per rank": "grad_norm_max_rel",
     "clip before averaging": "gradient_max_rel",
     "norm without the tied weight": "grad_norm_max_rel",
     "one rank's data repeated": "gradient_max_rel",

@@ -68,18 +68,17 @@ class Fsdp2Engine(Engine):
 
     def held_gradients(self) -> Iterator[torch.Tensor]:
         """Yield whole gradients not reduced yet, reduced slices, and what waits for all-reduce."""
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                yield cast(DTensor, parameter.grad).to_local()
         for module in self.model.modules():
             if not isinstance(module, FSDPModule):
                 continue
             group: Any = module._get_fsdp_state()._fsdp_param_group
-            if group._partial_reduce_output is not None:
-                yield group._partial_reduce_output
-            for sharded in group.fsdp_params:
-                if sharded.unsharded_accumulated_grad is not None:
-                    yield sharded.unsharded_accumulated_grad
+            held = [group._partial_reduce_output]
+            for part in group.fsdp_params:
+                # In another dtype than they are reduced in, whole gradients are kept aside.
+                held += [part.unsharded_accumulated_grad, part._unsharded_param.grad]
+                if part.sharded_param.grad is not None:
+                    held.append(part.sharded_param.grad.to_local())
+            yield from (gradient for gradient in held if gradient is not None)
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the slices; the sharded parameter is the fp32 master."""

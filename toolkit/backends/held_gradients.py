@@ -11,12 +11,15 @@ gradients are accumulated in fp32:
                                      all-reduce
     zero1                   4 P      stage 1 reduces at the boundary only
     zero2                   4 P      replicated
-                            4 P / N  sharded
+                            4 P / N  sharded, and the rest of the tensors that lie across the border
+                                     of a partition, which are kept whole; as of rank 0
     zero3                   4 P (1 + 1 / N)  replicated: the partition's buffer is there as well
                             4 P / N  sharded
 
 Slices that do not divide evenly are padded.
 """
+
+from itertools import accumulate
 
 from toolkit.backends.strategies import Accumulation, Strategy
 from toolkit.model.sizes import ModelSizes
@@ -46,5 +49,24 @@ def held_gradient_bytes(
     if strategy in ("single", "ddp", "zero1"):
         return whole
     if accumulation != "replicated":
-        return shard
+        return shard + _FP32_BYTES * (
+            _across_the_border(sizes, world_size) if strategy == "zero2" else 0
+        )
     return whole + shard if strategy == "zero3" else whole
+
+
+def _across_the_border(sizes: ModelSizes, world_size: int) -> int:
+    """Elements behind rank 0's partition of tensors that begin in it.
+
+    DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly.
+    """
+    d = sizes.n_embd
+    matrices = [sizes.vocab_size * d, sizes.block_size * d]
+    matrices += sizes.n_layer * [3 * d * d, d * d, 4 * d * d, 4 * d * d]
+    vectors = sizes.n_layer * [d, d, 3 * d, d, d, d, 4 * d, d] + [d, d]
+    return sum(_behind(group, sum(group) // world_size) for group in (matrices, vectors))
+
+
+def _behind(tensors: list[int], border: int) -> int:
+    end = next(end for end in accumulate(tensors) if end >= border)
+    return end - border

@@ -105,8 +105,11 @@ class ZeroEngine(Engine):
         if self._is_partitioned:
             yield optimizer.grad_partitions_flat_buffer
             return
-        for held in (*optimizer.all_grad_tensors.values(), *optimizer.averaged_gradients.values()):
-            yield from held or ()
+        # Stage 1 in bf16 has another optimizer class, which keeps flat sums.
+        yield from getattr(optimizer, "fp32_groups_gradients_flat", ())
+        for sums in ("all_grad_tensors", "averaged_gradients"):
+            for held in getattr(optimizer, sums, {}).values():
+                yield from held or ()
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the fp32 master fragments."""
