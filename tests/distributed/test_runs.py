@@ -152,12 +152,12 @@ def test_a_crash_ends_all_ranks_and_names_the_one(folder: Path) -> None:
     started = time.monotonic()
     with pytest.raises(ArmError, match="put in by the test at step 3") as failure:
         train(folder, "ddp", 2, "crash", script=crash.__file__)
-    assert "rank 1 failed" in str(failure.value)
-    assert "rank 0 failed" not in str(failure.value)
+    assert "rank 1, step 3: failed" in str(failure.value)
+    assert "rank 0" not in str(failure.value)
     assert time.monotonic() - started < 60
     found = summary(folder, "crash")
     assert found["exit"] == 1
-    assert found["reason"] == "rank 1: ValueError: put in by the test at step 3"
+    assert found["reason"] == "rank 1, step 3: ValueError: put in by the test at step 3"
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if crash.__file__ in (p.info["cmdline"] or [])
     ]
