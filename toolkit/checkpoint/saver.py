@@ -111,6 +111,7 @@ class Saver:
         if problem := self.engine.gather_from_ranks(problem)[0]:
             raise SaveError(problem)
 
+    @torch.no_grad()
     def _copied(self, pieces: Sequence[Entry]) -> list[Entry]:
         """Copy this rank's share into host memory, the same from save to save."""
         sizes = [piece.bytes // 4 for piece in pieces]

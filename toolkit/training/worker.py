@@ -14,7 +14,7 @@ from typing import Any
 from toolkit.backends.launched import Launched, find_launch_file, read_launch
 from toolkit.check import check_pair
 from toolkit.config import RunConfig, load_run_config
-from toolkit.errors import HangError, OutOfMemoryError, ToolkitError
+from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.launch_file import load_launch_file
 from toolkit.training.run_folder import (
     clear_summary,
@@ -86,21 +86,27 @@ def _train(
         clear_summary(folder)
     stop = StopRequest()
     follow_launcher(os.environ)
-    try:
-        with stop.listening():
+    # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
+    with stop.listening():
+        try:
             _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
-    except ToolkitError as error:
-        summary |= {"exit": error.exit_code, "reason": str(error)}
-        _speak(launched.rank, str(error))
-        write_first_summary(folder, summary)
-    except Exception as error:
-        place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
-        summary |= {"exit": 1, "reason": f"{place}: {type(error).__name__}: {error}"}
-        if write_first_summary(folder, summary):
-            sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
-    else:
-        if launched.rank == 0:
-            write_summary(folder, summary)
+        except ToolkitError as error:
+            sentence = str(error)
+            summary |= {"exit": error.exit_code, "reason": sentence}
+            write_first_summary(folder, summary)
+        except Exception as error:
+            place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
+            summary |= {"exit": 1, "reason": f"{place}: {type(error).__name__}: {error}"}
+            if write_first_summary(folder, summary):
+                sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
+            return 1
+        else:
+            if launched.rank == 0:
+                write_summary(folder, summary)
+            return 0
+    # All ranks are stopped together and know it.
+    if summary["exit"] != Preempted.exit_code or launched.rank == 0:
+        _speak(launched.rank, sentence)
     return int(summary["exit"])
 
 
@@ -216,8 +222,11 @@ def _devices(device: Any) -> dict[str, Any]:
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, also into a pipe."""
-    print(line, flush=True)
+    """Print a line at once, also into a pipe; whoever closed it, as `head` does, wants no more."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _silence(line: str) -> None:
