@@ -10,7 +10,7 @@ import torch
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import read_launch
 from toolkit.config import load_run_config
-from toolkit.errors import NonFiniteError, UsageError
+from toolkit.errors import NonFiniteError, UntrustedError, UsageError
 from toolkit.training import loop as loop_module
 from toolkit.training.build import build_run
 from toolkit.training.loop import MAX_SKIPPED_IN_A_ROW, Loop
@@ -31,13 +31,14 @@ def start(run_file: Path, said: list[str]) -> Start:
     """Start the tiny run with some keys changed, as one process would."""
     from accelerate.state import AcceleratorState, GradientState
 
-    def start_run(*overrides: str) -> Loop:
+    def start_run(*overrides: str, strict: bool = False) -> Loop:
         AcceleratorState._reset_state()
         GradientState._reset_state()
         config = load_run_config(run_file, overrides)
         folder = run_folder(config)
         folder.mkdir(parents=True, exist_ok=True)
-        return Loop(build_run(config, read_launch({}), folder), folder, said.append)
+        run = build_run(config, read_launch({}), folder)
+        return Loop(run, folder, said.append, strict=strict)
 
     return start_run
 
@@ -126,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[s
     first = start("training.checkpoint_every=2")
     first.fit()
     whole = curve(first)
-    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "exp_avg.safetensors"
+    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "rank_00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     said.clear()
     again = start("training.checkpoint_every=2")
@@ -139,24 +140,58 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[s
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.n_embd=32", "has model"),
-        ("seed=7", "has seed 1337, the configuration means 7"),
-        ("optimizer.name=sgd", "has optimizer adamw, the configuration means sgd"),
-        ("batch.tokens_per_step=1024", "has tokens 512, the configuration means 1024"),
+        ("model.n_embd=32", "trained with model.n_embd 16, the configuration says 32"),
+        ("model.n_layer=2", "trained with model.n_layer 1, the configuration says 2"),
+        ("model.vocab_size=600", "trained with model.vocab_size 512"),
+        ("seed=7", "trained with seed 1337, the configuration says 7"),
+        ("optimizer.name=sgd", "trained with optimizer.name adamw, the configuration says sgd"),
+        ("batch.tokens_per_step=1024", "trained with batch.tokens_per_step 512"),
+        ("data.seq_len=16", "trained with data.seq_len 32"),
+        ("data.shuffle=false", "trained with data.shuffle True, the configuration says False"),
+        ("data.train={folder}/val", "trained on other data (2,500 tokens, here 500)"),
     ],
 )
-def test_another_run_is_not_carried_on(start: Start, override: str, words: str) -> None:
-    start("training.checkpoint_every=1", "training.stop_at=1").fit()
+def test_another_run_is_not_carried_on(
+    start: Start, run_file: Path, override: str, words: str
+) -> None:
+    keys = ("batch.tokens_per_step=256",) if "{folder}" in override else ()
+    start(*keys, "training.checkpoint_every=1", "training.stop_at=1").fit()
     with pytest.raises(UsageError) as caught:
-        start(override)
+        start(*keys, override.format(folder=run_file.parent))
     assert "checkpoints/step_00000001" in str(caught.value)
     assert words in str(caught.value)
     assert "choose another run_name" in str(caught.value)
 
 
-def test_another_micro_batch_size_may_carry_on(start: Start) -> None:
+def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:
     start("training.checkpoint_every=1", "training.stop_at=1").fit()
-    assert start("batch.micro_batch_size=2").step == 1
+    said.clear()
+    loop = start("batch.micro_batch_size=2", "optimizer.lr=5.0e-4", "training.steps=5")
+    assert loop.step == 1
+    assert said[:-1] == [
+        "changed: batch.micro_batch_size 4 -> 2",
+        "changed: optimizer.lr 0.001 -> 0.0005",
+        "changed: training.checkpoint_every 1 -> 0",
+        "changed: training.steps 4 -> 5",
+    ]
+
+
+def test_strict_refuses_to_pass_over_a_damaged_checkpoint(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    newest = first.store.committed()[-1] / "state.json"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(UntrustedError, match="state.json is not what was written"):
+        start("training.checkpoint_every=2", strict=True)
+
+
+def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    for path in first.store.committed():
+        (path / "manifest.json").unlink()
+    with pytest.raises(UntrustedError, match="no checkpoint here can be carried on from"):
+        start("training.checkpoint_every=2")
 
 
 def test_a_nan_stops_the_run_before_anything_is_saved(start: Start) -> None:

@@ -72,7 +72,7 @@ def read_position(checkpoint: Path) -> Position:
     try:
         found = json.loads(path.read_text())
         version = found.pop("version", 1)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError):
         raise UntrustedError(f"{path} cannot be read") from None
     if version != _VERSION:
         raise UntrustedError(
