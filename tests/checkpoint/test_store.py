@@ -236,7 +236,9 @@ def test_all_ranks_together_read_every_byte_once(store: CheckpointStore, world_s
             list(find_damage(newest(store), rank=rank, world_size=world_size))
             for rank in range(world_size)
         ]
-        assert sum(found, []) == [f"{path} is not what was written: its SHA-256 differs"]
+        assert [problem for share in found for problem in share] == [
+            f"{path} is not what was written: its SHA-256 differs"
+        ]
         flip_a_byte(path)
 
 

@@ -68,7 +68,7 @@ def save(engine: Engine, folder: Path, position: Position, *, asynchronous: bool
 
 
 def differences(engine: Engine, checkpoint: Path) -> list[str]:
-    """Names whose held elements are not the file's, on any rank; and what the model computes with."""
+    """Names whose elements are not the file's on any rank, and so what the model computes with."""
     found = []
     with ExitStack() as files:
         state = PortableState(checkpoint, files)

@@ -181,7 +181,7 @@ def test_strict_refuses_to_pass_over_a_damaged_checkpoint(start: Start) -> None:
     first.fit()
     newest = first.store.committed()[-1] / "state.json"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(UntrustedError, match="state.json is not what was written"):
+    with pytest.raises(UntrustedError, match=r"state\.json is not what was written"):
         start("training.checkpoint_every=2", strict=True)
 
 
