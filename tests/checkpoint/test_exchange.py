@@ -131,7 +131,7 @@ class Payload:
 
 
 @pytest.mark.parametrize(
-    "name", [".metadata", "model.pt", "optim_states.pt", "random_states_0.pkl"]
+    "name", ["x.metadata", "model.pt", "optim_states.pt", "random_states_0.pkl"]
 )
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_hostile_pickle_is_never_run(tmp_path: Path, name: str, trust: bool) -> None:
