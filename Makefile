@@ -10,7 +10,7 @@ PROCESSES ?= 2
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long check data clean
+.PHONY: train test test-long test-crash check data clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -24,6 +24,10 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/pytest -m long
+
+# Kills runs at random moments, three times each, and compares every end with an unbroken run's.
+test-crash: $(READY)
+	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

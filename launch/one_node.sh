@@ -8,6 +8,10 @@ STRATEGY=${STRATEGY:-fsdp2}
 PROCESSES=${PROCESSES:-2}
 CONFIG=${CONFIG:-configs/train/demo.yaml}
 
+# SIGUSR1, too, lets a run save and end; it has two minutes for that.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
+
 exec accelerate launch \
   --config_file "configs/accelerate/$STRATEGY.yaml" \
   --num_processes "$PROCESSES" \

@@ -119,12 +119,12 @@ def test_train_takes_overrides_and_returns_the_runs_code(
 ) -> None:
     folder = run_file.parent / "runs" / "other"
 
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(folder, {"exit": 6})
-        return subprocess.CompletedProcess(command, 1)
+        return 1
 
-    monkeypatch.setattr(toolkit.train.subprocess, "run", run)
+    monkeypatch.setattr(toolkit.train, "run_launcher", run)
     words = ["--strategy", "ddp", "--num-processes", "4", "--config", str(run_file)]
     ran = toolkit_program("train", *words, "run_name=other")
     assert ran.code == 6

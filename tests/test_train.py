@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +21,18 @@ class Launcher:
         self.status = 0
         self.leaves: dict[str, object] | None = None
 
-    def run(self, command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str]) -> int:
         self.commands.append(command)
         if self.leaves is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_summary(self.folder, self.leaves)
-        return subprocess.CompletedProcess(command, self.status)
+        return self.status
 
 
 @pytest.fixture
 def launcher(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     launcher = Launcher(run_file.parent / "runs" / "tiny")
-    monkeypatch.setattr(train_module.subprocess, "run", launcher.run)
+    monkeypatch.setattr(train_module, "run_launcher", launcher.run)
     return launcher
 
 

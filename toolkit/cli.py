@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
-from toolkit.errors import ToolkitError, UsageError
+from toolkit.errors import ToolkitError, UntrustedError, UsageError
 
 app = typer.Typer(
     help="One GPT-2 training run, from one process to many, learning the same thing each time.",
@@ -17,6 +17,10 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Text to token shards, and back to trust in them.", no_args_is_help=True)
 app.add_typer(data, name="data")
+checkpoint = typer.Typer(
+    help="What a run can carry on from, and weights in transformers' layout.", no_args_is_help=True
+)
+app.add_typer(checkpoint, name="checkpoint")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[section.key=value]...", show_default=False)
@@ -31,6 +35,9 @@ def train(
     num_processes: Annotated[
         int | None, typer.Option(help="Processes to start; else as the launch file says.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse to pass over a damaged checkpoint.")
+    ] = False,
 ) -> None:
     """Print the `accelerate launch` line of a run, run it, and return the run's exit code.
 
@@ -38,7 +45,9 @@ def train(
     """
     from toolkit.train import train as run
 
-    raise typer.Exit(run(strategy, config, overrides or [], num_processes=num_processes))
+    raise typer.Exit(
+        run(strategy, config, overrides or [], num_processes=num_processes, strict=strict)
+    )
 
 
 @app.command()
@@ -153,6 +162,64 @@ def default(out: Annotated[Path, typer.Option(help="Folder for train/ and val/."
     from toolkit.data.default_text import prepare_default_text
 
     typer.echo(prepare_default_text(out).summary)
+
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="<output_dir>/<run_name>", show_default=False)
+]
+
+
+@checkpoint.command("list")
+def list_checkpoints(run: RunFolder) -> None:
+    """List the checkpoints of a run, the newest last."""
+    from toolkit.checkpoint.command import list_checkpoints as lines
+
+    for line in lines(run):
+        typer.echo(line)
+
+
+@checkpoint.command("verify")
+def verify_checkpoints(run: RunFolder) -> None:
+    """Check every byte of a run's checkpoints against their manifests."""
+    from toolkit.checkpoint.command import verify_checkpoints as check
+
+    good, problems = check(run)
+    for line in good:
+        typer.echo(line)
+    for line in problems:
+        typer.echo(line, err=True)
+    raise typer.Exit(UntrustedError.exit_code if problems else 0)
+
+
+@checkpoint.command()
+def export(
+    run: RunFolder,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to.", show_default="RUN/export")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
+    ] = None,
+) -> None:
+    """Write the weights as one safetensors file that transformers' GPT2LMHeadModel loads."""
+    from toolkit.checkpoint.command import export_checkpoint
+
+    typer.echo(export_checkpoint(run, out, step=step))
+
+
+@checkpoint.command("import")
+def import_weights(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", show_default=False)],
+    config: Annotated[Path, typer.Option(help="The run configuration.", metavar="RUN.yaml")],
+    overrides: Overrides = None,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
+    ] = False,
+) -> None:
+    """Let a run start from GPT-2 weights in transformers' layout."""
+    from toolkit.checkpoint.command import import_weights as run
+
+    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint))
 
 
 def main() -> None:

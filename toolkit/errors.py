@@ -39,3 +39,15 @@ class NonFiniteError(ToolkitError):
     """The loss or the gradient norm is NaN or infinite."""
 
     exit_code = 6
+
+
+class SaveError(ToolkitError):
+    """A checkpoint could not be written; the earlier ones are as they were."""
+
+    exit_code = 3
+
+
+class Preempted(ToolkitError):
+    """A signal asked for the end; the state was saved, and the next start carries on."""
+
+    exit_code = 75

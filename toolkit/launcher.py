@@ -4,18 +4,75 @@ The worker's exit code stands in the run's summary; the launcher's is 1 for any 
 """
 
 import logging
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+# What the launch scripts export as well: signals that are passed on to the workers, and how long
+# they then have to save before they are killed.
+_ENVIRONMENT = {
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
+}
+
+
+def run_launcher(command: Sequence[str]) -> int:
+    """Run the launcher and return its code; must be called from the main thread.
+
+    It gets a session of its own, so that a Ctrl-C at the terminal comes through here alone. The
+    first signal is passed on, for the workers to save and end; the second ends them all at once.
+    """
+    process = subprocess.Popen(command, start_new_session=True)
+    is_asked = False
+
+    def pass_on(number: int, frame: Any) -> None:
+        nonlocal is_asked
+        if is_asked:
+            _kill_with_descendants(process.pid)
+        elif process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        is_asked = True
+
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    earlier = {number: signal.signal(number, pass_on) for number in signals}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    try:
+        launcher = psutil.Process(pid)
+        family = [launcher, *launcher.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def main() -> int:
     """Run `launch ...` as the `accelerate` program would; return 1 where a worker failed."""
+    import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
+    # torch's launcher, which serves all strategies but `single`, sets its own later.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _pass_on_to_worker)
     try:
         launch_command(launch_command_parser().parse_args(sys.argv[2:]))
     except ChildFailedError as error:
@@ -29,6 +86,14 @@ def main() -> int:
         sys.stderr.write("error: stopped by a signal; start it again to carry on\n")
         return 1
     return 0
+
+
+def _pass_on_to_worker(number: int, frame: Any) -> None:
+    workers = psutil.Process().children()
+    if not workers:
+        sys.exit("error: stopped by a signal before anything was started")
+    for worker in workers:
+        worker.send_signal(number)
 
 
 def _say_if_killed(who: str, exit_code: int) -> None:

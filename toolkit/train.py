@@ -1,7 +1,6 @@
 """`toolkit train`: from a strategy and a run configuration to a launched job and its exit code."""
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ from toolkit.check import check_pair
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.launch_file import load_launch_file
+from toolkit.launcher import run_launcher
 from toolkit.training.batches import build_batches, build_val
 from toolkit.training.run_folder import make_run_folder, read_summary
 
@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def train(
-    strategy: str, config_file: Path, overrides: Sequence[str], *, num_processes: int | None
+    strategy: str,
+    config_file: Path,
+    overrides: Sequence[str],
+    *,
+    num_processes: int | None,
+    strict: bool = False,
 ) -> int:
     """Check everything that can be checked beforehand, then launch and wait.
 
@@ -37,12 +42,13 @@ def train(
     plan = check_pair(config, launch, world_size=num_processes)
     build_batches(config, plan, rank=0)
     build_val(config)
-    command = launch_command(launch_file, config_file, overrides, num_processes=num_processes)
+    command = launch_command(
+        launch_file, config_file, overrides, num_processes=num_processes, strict=strict
+    )
     print(shlex.join(command), flush=True)
     folder = make_run_folder(config)
     before = _written(folder)
-    launcher = [sys.executable, "-m", "toolkit.launcher"]
-    status = subprocess.run([*launcher, *command[1:]], check=False).returncode
+    status = run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
     summary = read_summary(folder)
     if status and summary is not None and _written(folder) != before:
         return int(summary["exit"]) or status
@@ -72,13 +78,19 @@ def find_launch_file(strategy: str) -> Path:
 
 
 def launch_command(
-    launch_file: Path, config_file: Path, overrides: Sequence[str], *, num_processes: int | None
+    launch_file: Path,
+    config_file: Path,
+    overrides: Sequence[str],
+    *,
+    num_processes: int | None,
+    strict: bool = False,
 ) -> list[str]:
     """Return the words of the `accelerate launch` line."""
     processes = ["--num_processes", str(num_processes)] if num_processes else []
     script = str(_relative(ROOT / "launch" / "train.py"))
     launcher = ["accelerate", "launch", "--config_file", str(launch_file), *processes]
-    return [*launcher, script, "--config", str(config_file), *overrides]
+    options = ["--strict"] if strict else []
+    return [*launcher, script, *options, "--config", str(config_file), *overrides]
 
 
 def _relative(path: Path) -> Path:

@@ -13,12 +13,11 @@ import psutil
 import pytest
 import yaml
 
+from tests import faulty
 from tests.data.shard_files import write_llmc
 from toolkit.backends.strategies import Strategy
 from toolkit.train import ROOT
 from toolkit.verify.launch import ArmError, launch
-
-from . import crash
 
 pytestmark = pytest.mark.distributed
 
@@ -52,9 +51,11 @@ def train(
     name: str,
     *overrides: str,
     script: str = TRAIN,
+    fault: str = "",
 ) -> str:
     words = ["--config", str(folder / "run.yaml"), f"run_name={name}", *overrides]
-    return launch(strategy, world_size, [script, *words], timeout_s=120)
+    environment = {"FAULT": fault, "PYTHONPATH": str(ROOT)}
+    return launch(strategy, world_size, [script, *words], timeout_s=120, environment=environment)
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -121,9 +122,9 @@ def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
     assert "carrying on from" in printed
     assert curve(folder, "again") == curve(folder, "straight")
     last = "checkpoints/step_00000006"
-    for name in ("parameters", "exp_avg", "exp_avg_sq"):
+    for rank in (0, 1):
         again, straight_through = (
-            (folder / "runs" / run / last / f"{name}.safetensors").read_bytes()
+            (folder / "runs" / run / last / f"rank_{rank:05d}.safetensors").read_bytes()
             for run in ("again", "straight")
         )
         assert again == straight_through
@@ -150,16 +151,16 @@ def test_another_engine_carries_on(
 
 def test_a_crash_ends_all_ranks_and_names_the_one(folder: Path) -> None:
     started = time.monotonic()
-    with pytest.raises(ArmError, match="put in by the test at step 3") as failure:
-        train(folder, "ddp", 2, "crash", script=crash.__file__)
-    assert "rank 1 failed" in str(failure.value)
-    assert "rank 0 failed" not in str(failure.value)
+    with pytest.raises(ArmError, match="put in by the test") as failure:
+        train(folder, "ddp", 2, "crash", script=faulty.__file__, fault="step:1:3:raise")
+    assert "rank 1, step 3: failed" in str(failure.value)
+    assert "rank 0" not in str(failure.value)
     assert time.monotonic() - started < 60
     found = summary(folder, "crash")
     assert found["exit"] == 1
-    assert found["reason"] == "rank 1: ValueError: put in by the test at step 3"
+    assert found["reason"] == "rank 1, step 3: ValueError: put in by the test"
     assert not [
-        p for p in psutil.process_iter(["cmdline"]) if crash.__file__ in (p.info["cmdline"] or [])
+        p for p in psutil.process_iter(["cmdline"]) if faulty.__file__ in (p.info["cmdline"] or [])
     ]
 
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ import torch
 
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import read_launch
+from toolkit.checkpoint import saver as saver_module
 from toolkit.config import load_run_config
-from toolkit.errors import NonFiniteError, UsageError
+from toolkit.errors import NonFiniteError, SaveError, UntrustedError, UsageError
 from toolkit.training import loop as loop_module
 from toolkit.training.build import build_run
 from toolkit.training.loop import MAX_SKIPPED_IN_A_ROW, Loop
@@ -31,13 +33,14 @@ def start(run_file: Path, said: list[str]) -> Start:
     """Start the tiny run with some keys changed, as one process would."""
     from accelerate.state import AcceleratorState, GradientState
 
-    def start_run(*overrides: str) -> Loop:
+    def start_run(*overrides: str, strict: bool = False) -> Loop:
         AcceleratorState._reset_state()
         GradientState._reset_state()
         config = load_run_config(run_file, overrides)
         folder = run_folder(config)
         folder.mkdir(parents=True, exist_ok=True)
-        return Loop(build_run(config, read_launch({}), folder), folder, said.append)
+        run = build_run(config, read_launch({}), folder)
+        return Loop(run, folder, said.append, strict=strict)
 
     return start_run
 
@@ -126,7 +129,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[s
     first = start("training.checkpoint_every=2")
     first.fit()
     whole = curve(first)
-    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "exp_avg.safetensors"
+    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "rank_00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     said.clear()
     again = start("training.checkpoint_every=2")
@@ -139,24 +142,58 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[s
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.n_embd=32", "has model"),
-        ("seed=7", "has seed 1337, the configuration means 7"),
-        ("optimizer.name=sgd", "has optimizer adamw, the configuration means sgd"),
-        ("batch.tokens_per_step=1024", "has tokens 512, the configuration means 1024"),
+        ("model.n_embd=32", "trained with model.n_embd 16, the configuration says 32"),
+        ("model.n_layer=2", "trained with model.n_layer 1, the configuration says 2"),
+        ("model.vocab_size=600", "trained with model.vocab_size 512"),
+        ("seed=7", "trained with seed 1337, the configuration says 7"),
+        ("optimizer.name=sgd", "trained with optimizer.name adamw, the configuration says sgd"),
+        ("batch.tokens_per_step=1024", "trained with batch.tokens_per_step 512"),
+        ("data.seq_len=16", "trained with data.seq_len 32"),
+        ("data.shuffle=false", "trained with data.shuffle True, the configuration says False"),
+        ("data.train={folder}/val", "trained on other data (2,500 tokens, here 500)"),
     ],
 )
-def test_another_run_is_not_carried_on(start: Start, override: str, words: str) -> None:
-    start("training.checkpoint_every=1", "training.stop_at=1").fit()
+def test_another_run_is_not_carried_on(
+    start: Start, run_file: Path, override: str, words: str
+) -> None:
+    keys = ("batch.tokens_per_step=256",) if "{folder}" in override else ()
+    start(*keys, "training.checkpoint_every=1", "training.stop_at=1").fit()
     with pytest.raises(UsageError) as caught:
-        start(override)
+        start(*keys, override.format(folder=run_file.parent))
     assert "checkpoints/step_00000001" in str(caught.value)
     assert words in str(caught.value)
     assert "choose another run_name" in str(caught.value)
 
 
-def test_another_micro_batch_size_may_carry_on(start: Start) -> None:
+def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:
     start("training.checkpoint_every=1", "training.stop_at=1").fit()
-    assert start("batch.micro_batch_size=2").step == 1
+    said.clear()
+    loop = start("batch.micro_batch_size=2", "optimizer.lr=5.0e-4", "training.steps=5")
+    assert loop.step == 1
+    assert said[:-1] == [
+        "changed: batch.micro_batch_size 4 -> 2",
+        "changed: optimizer.lr 0.001 -> 0.0005",
+        "changed: training.checkpoint_every 1 -> 0",
+        "changed: training.steps 4 -> 5",
+    ]
+
+
+def test_strict_refuses_to_pass_over_a_damaged_checkpoint(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    newest = first.store.committed()[-1] / "state.json"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(UntrustedError, match=r"state\.json is not what was written"):
+        start("training.checkpoint_every=2", strict=True)
+
+
+def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    for path in first.store.committed():
+        (path / "manifest.json").unlink()
+    with pytest.raises(UntrustedError, match="no checkpoint here can be carried on from"):
+        start("training.checkpoint_every=2")
 
 
 def test_a_nan_stops_the_run_before_anything_is_saved(start: Start) -> None:
@@ -300,3 +337,134 @@ def test_replicas_are_compared_as_often_as_asked_and_at_the_end(
     monkeypatch.setattr(loop_module, "check_replicas", lambda engine: compared.append(loop.step))
     loop.fit()
     assert compared == [3, 4]
+
+
+def poison(loop: Loop, *data_steps: int) -> None:
+    """Make the gradient NaN in the batches with these numbers."""
+    loop.engine.module.get_parameter("transformer.ln_f.weight").register_hook(
+        lambda gradient: gradient * float("nan") if loop.data_step in data_steps else gradient
+    )
+
+
+def bits(loop: Loop) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for _, parameter in loop.engine.named_parameters()]
+
+
+def test_a_skipped_update_leaves_every_bit_and_is_counted_apart(
+    start: Start, said: list[str]
+) -> None:
+    loop = start("training.on_non_finite=skip", "training.stop_at=2", "training.checkpoint_every=2")
+    poison(loop, 1)
+    before: list[list[torch.Tensor]] = []
+    loop.mark = lambda step: before.append(bits(loop))
+    loop.fit()
+    assert all(map(torch.equal, before[1], bits(loop)))
+    assert not all(map(torch.equal, before[0], before[1]))
+    assert (loop.step, loop.data_step, loop.updates) == (2, 2, 1)
+    assert column(loop, "step") == [1]
+    assert [record["step"] for record in records(loop, "left_out")] == [2]
+    assert any(line.startswith("step     2/4 | left out: the loss is 6") for line in said)
+    again = start("training.on_non_finite=skip", "training.checkpoint_every=2")
+    assert (again.step, again.data_step, again.updates) == (2, 2, 1)
+    steps = {float(state["step"]) for state in again.engine.optimizer.state.values()}
+    assert steps == {1.0}
+
+
+def test_skipping_gives_up_after_the_limit(start: Start) -> None:
+    loop = start("training.on_non_finite=skip", "training.non_finite_limit=2")
+    poison(loop, 1, 2)
+    with pytest.raises(NonFiniteError, match="as in 2 steps in a row"):
+        loop.fit()
+    assert loop.updates == 1
+
+
+def test_rolling_back_skips_the_window_and_is_remembered(start: Start, said: list[str]) -> None:
+    """After a roll back to step 2 the run is that which never saw batches 2 and 3."""
+    keys = ("training.on_non_finite=roll_back", "training.non_finite_limit=2")
+    loop = start(*keys, "training.checkpoint_every=2", "training.steps=4")
+    poison(loop, 2, 3)
+    loop.fit()
+    assert (loop.step, loop.data_step, loop.updates) == (4, 6, 4)
+    assert column(loop, "step") == [1, 2, 3, 4]
+    assert any("rolled back from step 4" in line for line in said)
+    jumped = start("run_name=jumped", "training.stop_at=2")
+    jumped.fit()
+    jumped.config = loop.config
+    jumped.data_step = 4
+    jumped.fit()
+    assert all(map(torch.equal, bits(jumped), bits(loop)))
+    again = start(*keys, "training.checkpoint_every=2", "training.steps=5")
+    assert (again.step, again.data_step) == (4, 6)
+
+
+def test_a_roll_back_that_does_not_help_ends_the_run(start: Start) -> None:
+    keys = ("training.on_non_finite=roll_back", "training.non_finite_limit=1")
+    loop = start(*keys, "training.checkpoint_every=2")
+    poison(loop, 2, 3)
+    with pytest.raises(NonFiniteError, match="step_00000002 did not help before"):
+        loop.fit()
+
+
+def test_a_roll_back_without_a_checkpoint_ends_the_run(start: Start) -> None:
+    loop = start("training.on_non_finite=roll_back", "training.non_finite_limit=1")
+    poison(loop, 1)
+    with pytest.raises(NonFiniteError, match="there is no checkpoint"):
+        loop.fit()
+
+
+def test_asynchronous_saving_writes_the_state_of_its_step(start: Start, said: list[str]) -> None:
+    sync, behind = (
+        start(f"run_name={name}", "training.checkpoint_every=1", f"training.async_save={name}")
+        for name in ("false", "true")
+    )
+    sync.fit()
+    behind.fit()
+    for step in (2, 3, 4):
+        first, second = (
+            loop.store.folder / f"step_{step:08d}" / "rank_00000.safetensors"
+            for loop in (sync, behind)
+        )
+        assert first.read_bytes() == second.read_bytes()
+    assert any(line.startswith("saving step 1 meanwhile") for line in said)
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_full_disk_ends_the_run_or_not_as_it_says(
+    start: Start, said: list[str], monkeypatch: pytest.MonkeyPatch, asynchronous: str
+) -> None:
+    keys = ("training.checkpoint_every=1", f"training.async_save={asynchronous}")
+    loop = start(*keys, "training.on_save_error=warn")
+    full = OSError(28, "No space left on device")
+    write = saver_module.write_tensors
+
+    def fail(path: Path, entries: object) -> object:
+        if loop.step == 3 or path.parent.name == "step_00000003.partial":
+            raise full
+        return write(path, entries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saver_module, "write_tensors", fail)
+    loop.fit()
+    assert [path.name for path in loop.store.committed()] == [
+        "step_00000001",
+        "step_00000002",
+        "step_00000004",
+    ]
+    assert any("cannot be written: No space left on device; the run goes on" in s for s in said)
+    other = start("run_name=other", *keys)
+    loop.step = 0
+    with pytest.raises(SaveError, match="No space left on device"):
+        other.fit()
+    assert [path.name for path in other.store.folder.iterdir()] == [
+        "step_00000001",
+        "step_00000002",
+    ]
+
+
+def test_too_little_space_is_known_before_anything_is_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start("training.checkpoint_every=1")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(SaveError, match=r"needs 150,528 bytes, but 1,000 are free"):
+        loop.fit()
+    assert list(loop.store.folder.iterdir()) == []

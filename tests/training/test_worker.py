@@ -206,8 +206,8 @@ def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
 
     monkeypatch.setattr(loop_module, "train_step", fail)
     assert worker.main(["--config", str(run_file)]) == 1
-    assert summary(run_file)["reason"] == "rank 0: ValueError: unforeseen"
-    assert "rank 0 failed:\nTraceback" in capsys.readouterr().err
+    assert summary(run_file)["reason"] == "rank 0, step 1: ValueError: unforeseen"
+    assert "rank 0, step 1: failed\nTraceback" in capsys.readouterr().err
 
 
 def test_out_of_memory_says_what_to_lower(

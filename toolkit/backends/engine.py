@@ -18,7 +18,8 @@ from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import Accumulation
 
 MicroBatch = TypeVar("MicroBatch")
-Moment = Literal["exp_avg", "exp_avg_sq"]
+Kind = Literal["parameter", "exp_avg", "exp_avg_sq"]
+"""What the state holds for each parameter: its fp32 master and AdamW's two moments."""
 
 
 class Engine(ABC):
@@ -49,6 +50,7 @@ class Engine(ABC):
         self.grad_clip = grad_clip
         self.device: torch.device = accelerator.device
         self.at_boundary = True
+        self._left_out = False
 
     @property
     def rank(self) -> int:
@@ -85,12 +87,17 @@ class Engine(ABC):
     def clip_and_step(self) -> torch.Tensor:
         """Clip the averaged gradient, update the parameters, clear the gradient.
 
+        A gradient that is not finite is cleared without an update.
+
         Returns:
             The global L2 norm of the gradient before clipping, a scalar.
         """
         max_norm = self.grad_clip or float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
-        self.optimizer.step()
+        # The norm is that of the averaged gradient, so every rank decides alike.
+        self._left_out = self.loss_scale is None and not torch.isfinite(grad_norm)
+        if not self._left_out:
+            self.optimizer.step()
         self._clear_gradients()
         return grad_norm
 
@@ -99,8 +106,8 @@ class Engine(ABC):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last update was left out because fp16 gradients overflowed."""
-        return bool(self.optimizer.step_was_skipped)
+        """Whether the last update was left out because its gradient was not finite."""
+        return self._left_out or bool(self.optimizer.step_was_skipped)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group."""
@@ -131,10 +138,13 @@ class Engine(ABC):
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest
 
-    def wait_for_everyone(self) -> None:
-        """Return once every rank has got here."""
-        if self.world_size > 1:
-            dist.barrier()
+    def gather_from_ranks(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks; a collective that also waits."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     @property
     @abstractmethod
@@ -172,24 +182,62 @@ class Engine(ABC):
         """Return the whole averaged gradient between accumulation and update; a collective."""
 
     @abstractmethod
-    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
-        """Return a whole AdamW moment after at least one update; a collective."""
+    def held(self, parameter: nn.Parameter) -> range:
+        """Return which elements of the flattened parameter this rank has the fp32 master of."""
+
+    @property
+    @abstractmethod
+    def copies(self) -> tuple[int, int]:
+        """This rank's place among the ranks that hold the same elements, and their number."""
 
     @abstractmethod
-    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Set a parameter's fp32 master from its whole value; `finish_loading` does the rest."""
+    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+        """Return the `held` elements as a flat fp32 view: what is written to it is in force.
+
+        Moments are there after an update or `start_moments`. A new parameter value is used once
+        `finish_loading` was called.
+        """
+
+    def own_share(self, parameter: nn.Parameter) -> range:
+        """Return the part of `held` that is this rank's alone: all ranks' are the parameter."""
+        held = self.held(parameter)
+        index, count = self.copies
+        return held[len(held) * index // count : len(held) * (index + 1) // count]
 
     @abstractmethod
-    def load_moments(
-        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
-    ) -> None:
-        """Set both AdamW moments from whole fp32 values, and the number of updates behind them."""
+    def start_moments(self, updates: int) -> None:
+        """Make AdamW's state as it is after `updates` updates, its moments still to be set."""
+
+    @property
+    def loss_scale(self) -> dict[str, float] | None:
+        """The dynamic fp16 loss scale and how many updates it has held; None otherwise."""
+        scaler = self.accelerator.scaler
+        if scaler is None or not scaler.is_enabled():
+            return None
+        state = scaler.state_dict()
+        return {"scale": state["scale"], "held": state["_growth_tracker"]}
+
+    def load_loss_scale(self, found: dict[str, float]) -> None:
+        """Set what `loss_scale` returned, on this or another engine."""
+        scaler = self.accelerator.scaler
+        state = {**scaler.state_dict(), "scale": found["scale"]}
+        scaler.load_state_dict({**state, "_growth_tracker": int(found["held"])})
 
     def finish_loading(self) -> None:
-        """Called once after all parameters are loaded, where an engine keeps a second copy."""
+        """Called once after all parameters are set, where an engine keeps a second copy."""
         return
 
 
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+def start_adamw(optimizer: Any, updates: int) -> None:
+    """Give every parameter of a torch AdamW its state after `updates` updates, moments zero."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            state["step"] = torch.tensor(float(updates), device=parameter.device)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

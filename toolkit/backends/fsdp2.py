@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
-from toolkit.backends.engine import Engine, Moment
+from toolkit.backends.engine import Engine, Kind, start_adamw
 
 
 class Fsdp2Engine(Engine):
@@ -89,32 +89,41 @@ class Fsdp2Engine(Engine):
         assert parameter.grad is not None
         return _full(parameter.grad)
 
-    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
-        """Gather the slices of the optimizer's state."""
-        return _full(self.optimizer.state[parameter][moment])
+    def held(self, parameter: nn.Parameter) -> range:
+        """Return this rank's rows: dimension 0 is cut as `torch.chunk` does, the last ones short.
 
-    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Keep this rank's slice of the value."""
-        with torch.no_grad():
-            parameter.copy_(_shard_like(parameter, value))
+        An element is one of its row's `numel / rows`.
+        """
+        sharded = cast(DTensor, parameter)
+        index, shards = self._place(sharded)
+        rows = sharded.shape[0]
+        width = sharded.numel() // rows
+        per_rank = -(-rows // shards)
+        first, last = (min(rows, per_rank * place) for place in (index, index + 1))
+        return range(first * width, last * width)
 
-    def load_moments(
-        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
-    ) -> None:
-        """Build the optimizer's state, sharded as the parameter is."""
-        state = self.optimizer.state[parameter]
-        state["step"] = torch.tensor(float(steps), device=self.device)
-        for name, value in moments.items():
-            state[name] = _shard_like(parameter, value)
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Replica groups hold the same, one rank of each group."""
+        mesh = cast(DTensor, next(self.module.parameters())).device_mesh
+        return (mesh.get_local_rank(0), mesh.size(0)) if mesh.ndim > 1 else (0, 1)
+
+    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+        """Return the local slice."""
+        found = parameter if kind == "parameter" else self.optimizer.state[parameter][kind]
+        return cast(DTensor, found.detach()).to_local().view(-1)
+
+    def start_moments(self, updates: int) -> None:
+        """Make the state as the optimizer's own first update would, sharded as the parameters."""
+        start_adamw(self.optimizer, updates)
+
+    @staticmethod
+    def _place(sharded: DTensor) -> tuple[int, int]:
+        """Index of this rank's slice of dimension 0, and the number of slices."""
+        mesh = sharded.device_mesh
+        dim = next(i for i, placement in enumerate(sharded.placements) if placement == Shard(0))
+        return mesh.get_local_rank(dim), mesh.size(dim)
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:
     return cast(DTensor, tensor.detach()).full_tensor()
-
-
-def _shard_like(parameter: nn.Parameter, value: torch.Tensor) -> DTensor:
-    sharded = cast(DTensor, parameter)
-    # Every rank has the whole value already, so nothing needs to be sent.
-    return distribute_tensor(
-        value.to(sharded.device), sharded.device_mesh, sharded.placements, src_data_rank=None
-    )

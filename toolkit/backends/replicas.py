@@ -12,24 +12,21 @@ import torch
 import torch.distributed as dist
 
 from toolkit.backends.engine import Engine
-from toolkit.errors import ToolkitError
-
-
-class ReplicaError(ToolkitError):
-    """Ranks that must hold the same parameters do not."""
-
-    exit_code = 1
+from toolkit.errors import UntrustedError
 
 
 def check_replicas(engine: Engine) -> None:
     """Compare the parameters of all ranks that should hold the same; a collective.
 
     Raises:
-        ReplicaError: names the ranks that differ and the first parameter they differ in.
+        UntrustedError: names the ranks that differ and the first parameter they differ in.
     """
     problems = replica_problems(engine)
     if problems:
-        raise ReplicaError("replicas have drifted apart: " + "; ".join(problems))
+        raise UntrustedError(
+            f"replicas have drifted apart though all made the same updates: {'; '.join(problems)}; "
+            "suspect that rank's memory, and carry on from the last checkpoint"
+        )
 
 
 def replica_problems(engine: Engine) -> list[str]:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from toolkit.backends.engine import Engine, Moment
+from toolkit.backends.engine import Engine, Kind, start_adamw
 
 
 class ReplicatedEngine(Engine):
@@ -46,20 +46,20 @@ class ReplicatedEngine(Engine):
         assert parameter.grad is not None
         return parameter.grad
 
-    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
-        """Return the optimizer's own tensor: it is whole here."""
-        return self.optimizer.state[parameter][moment]
+    def held(self, parameter: nn.Parameter) -> range:
+        """Return all elements: every rank holds everything."""
+        return range(parameter.numel())
 
-    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Copy the value in place, so that every wrapper's reference stays good."""
-        with torch.no_grad():
-            parameter.copy_(value)
+    @property
+    def copies(self) -> tuple[int, int]:
+        """All ranks hold the same."""
+        return self.rank, self.world_size
 
-    def load_moments(
-        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
-    ) -> None:
-        """Build the optimizer's state as its own first update would."""
-        state = self.optimizer.state[parameter]
-        state["step"] = torch.tensor(float(steps), device=self.device)
-        for name, value in moments.items():
-            state[name] = value.to(self.device, copy=True)
+    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+        """Return the tensor itself."""
+        found = parameter if kind == "parameter" else self.optimizer.state[parameter][kind]
+        return found.detach().view(-1)
+
+    def start_moments(self, updates: int) -> None:
+        """Make the state as the optimizer's own first update would."""
+        start_adamw(self.optimizer, updates)

@@ -6,13 +6,13 @@ own configuration, and reports the norm afterwards; `deepspeed_config` gives it 
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from deepspeed import utils as ds
 from torch import nn
 
-from toolkit.backends.engine import Engine, MicroBatch, Moment
+from toolkit.backends.engine import Engine, Kind, MicroBatch
 
 
 class ZeroEngine(Engine):
@@ -119,34 +119,65 @@ class ZeroEngine(Engine):
         """Gather the averaged gradient fragments."""
         return ds.safe_get_full_grad(parameter)
 
-    def full_moment(self, parameter: nn.Parameter, moment: Moment) -> torch.Tensor:
-        """Gather the fragments of the optimizer's state."""
-        self._link_moments()
-        return ds.safe_get_full_optimizer_state(parameter, moment)
-
-    def load_parameter(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        """Set this rank's part of the fp32 master; `finish_loading` sets the working copies."""
+    def held(self, parameter: nn.Parameter) -> range:
+        """Return this rank's fragment, which may be empty; stage 3 cuts every parameter equally."""
+        whole: Any = parameter
         if self._is_partitioned:
-            ds.safe_set_local_fp32_param(parameter, self._own_part(parameter, value))
-        else:
-            ds.safe_set_full_fp32_param(parameter, value.to(self.device))
+            size = whole.ds_tensor.numel()
+            # The slices are equal, so the last one may be padded at its end.
+            return range(whole.ds_numel)[self.rank * size : (self.rank + 1) * size]
+        if whole._hp_mapping is None:
+            return range(0)
+        fragment = whole._hp_mapping.lp_fragment_address
+        return range(fragment.start, fragment.start + fragment.numel)
 
-    def load_moments(
-        self, parameter: nn.Parameter, moments: dict[Moment, torch.Tensor], *, steps: int
-    ) -> None:
-        """Set this rank's part of the optimizer's state, which a fresh engine does not have yet."""
-        state = self.optimizer.state
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Nothing is held twice."""
+        return 0, 1
+
+    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+        """Return the fragment of the flat fp32 partition, or of the state kept beside it."""
+        held = len(self.held(parameter))
+        if self._is_partitioned:
+            if kind == "parameter":
+                return ds.safe_get_local_fp32_param(parameter)[:held]
+            return ds.safe_get_local_optimizer_state(parameter, kind)[:held]
+        if not held:
+            return torch.empty(0, device=self.device)
+        fragment = cast(Any, parameter)._hp_mapping
+        if kind == "parameter":
+            return fragment.get_hp_fragment()
+        if not fragment.optim_fragment:
+            self._link_moments()
+        return fragment.get_hp_fragment(kind)
+
+    def start_moments(self, updates: int) -> None:
+        """Make the state of each flat partition, which a fresh engine does not have yet."""
         for master in self.masters:
-            if not state[master]:
-                state[master] = {name: torch.zeros_like(master) for name in moments}
-                state[master]["step"] = torch.tensor(float(steps), device=self.device)
+            self.optimizer.state[master] = {
+                "step": torch.tensor(float(updates), device=self.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
         self._link_moments()
-        for name, value in moments.items():
-            if self._is_partitioned:
-                part = self._own_part(parameter, value)
-                ds.safe_set_local_optimizer_state(parameter, part, name)
-            else:
-                ds.safe_set_full_optimizer_state(parameter, value.to(self.device), name)
+
+    @property
+    def loss_scale(self) -> dict[str, float] | None:
+        """DeepSpeed keeps its own scaler, which counts from the last overflow."""
+        scaler: Any = getattr(self.model.optimizer, "loss_scaler", None)
+        if scaler is None or not scaler.dynamic:
+            return None
+        return {
+            "scale": float(scaler.cur_scale),
+            "held": (scaler.cur_iter - scaler.last_overflow_iter - 1) % scaler.scale_window,
+        }
+
+    def load_loss_scale(self, found: dict[str, float]) -> None:
+        """Set the scale; the count goes on from where it was."""
+        scaler: Any = self.model.optimizer.loss_scaler
+        scaler.cur_scale = found["scale"]
+        scaler.last_overflow_iter = scaler.cur_iter - 1 - int(found["held"])
 
     def finish_loading(self) -> None:
         """Make the parameters that the model computes with out of the masters."""
@@ -163,12 +194,6 @@ class ZeroEngine(Engine):
     @property
     def _is_partitioned(self) -> bool:
         return self.launched.strategy == "zero3"
-
-    def _own_part(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-        """This rank's slice of the flat value, padded at the end so that all slices are equal."""
-        size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-        part = value.flatten()[self.rank * size : (self.rank + 1) * size].to(self.device)
-        return nn.functional.pad(part, (0, size - len(part)))
 
     def _link_moments(self) -> None:
         """Let every parameter find its part of the optimizer's state.

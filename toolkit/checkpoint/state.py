@@ -1,81 +1,170 @@
-"""A run's state as named, full-shape fp32 tensors, the same whatever engine it came from."""
+"""A run's state as named fp32 tensors, cut into pieces that each rank writes and reads by itself.
 
-from collections.abc import Callable, Iterator
+A piece is a contiguous range of one flattened tensor, named `kind/parameter/first element`. Which
+rank of which engine wrote it does not matter: a reader takes the elements that it holds from
+whatever pieces they are in, so a state moves between engines and world sizes, and no rank ever has
+the whole of it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from toolkit.backends.engine import Engine, Moment
+from toolkit.backends.engine import Engine, Kind
+from toolkit.checkpoint.tensors import Entry
 from toolkit.errors import UntrustedError
 
-PARAMETERS = "parameters"
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
+MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
 
 
-def write_state(engine: Engine, folder: Path, *, with_moments: bool) -> None:
-    """Write one safetensors file each for parameters and AdamW moments.
-
-    Tensors are gathered one by one; rank 0 holds the whole of one file at a time in host memory.
-    Every rank must call this.
-    """
-    _write(engine, folder / f"{PARAMETERS}.safetensors", engine.full_parameter)
-    for moment in MOMENTS if with_moments else ():
-        read = partial(engine.full_moment, moment=moment)
-        _write(engine, folder / f"{moment}.safetensors", read)
+def part_name(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"rank_{rank:05d}.safetensors"
 
 
-def _write(engine: Engine, path: Path, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
-    tensors = {}
-    for name, parameter in engine.named_parameters():
-        whole = read(parameter)
-        if engine.rank == 0:
-            tensors[name] = whole.to("cpu", torch.float32, copy=True).contiguous()
-    if engine.rank == 0:
-        save_file(tensors, path)
+def shapes_of(engine: Engine) -> dict[str, list[int]]:
+    """Return the shape of every whole parameter."""
+    return {name: list(_full_shape(p)) for name, p in engine.named_parameters()}
 
 
-def read_state(engine: Engine, folder: Path, *, with_moments: bool, steps: int) -> None:
-    """Load what `write_state` wrote, into the same or any other engine and world size.
+def own_pieces(engine: Engine, *, with_moments: bool) -> list[Entry]:
+    """Return this rank's share of the state, as views that follow the training."""
+    kinds: tuple[Kind, ...] = ("parameter", *(MOMENTS if with_moments else ()))
+    pieces = []
+    for kind in kinds:
+        for name, parameter in engine.named_parameters():
+            own = engine.own_share(parameter)
+            if own:
+                read = partial(_own_values, engine, parameter, kind)
+                pieces.append(Entry(f"{kind}/{name}/{own.start}", (len(own),), read))
+    return pieces
+
+
+def _own_values(engine: Engine, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+    held, own = engine.held(parameter), engine.own_share(parameter)
+    values = engine.held_values(parameter, kind)
+    return values[own.start - held.start : own.stop - held.start]
+
+
+def read_state(engine: Engine, folder: Path, *, with_moments: bool, updates: int) -> None:
+    """Load a checkpoint's tensors into the same or any other engine and world size.
+
+    Each rank reads the elements it holds, one piece at a time.
 
     Args:
-        engine: freshly built.
+        engine: freshly built, or to be taken back to an earlier state.
         folder: a checkpoint that has been verified.
-        with_moments: whether the optimizer keeps AdamW moments.
-        steps: updates behind the state, which AdamW's bias correction needs.
+        with_moments: whether the checkpoint has AdamW moments.
+        updates: optimizer updates behind the state, which AdamW's bias correction needs.
 
     Raises:
-        UntrustedError: a parameter is missing, too many, or of another shape.
+        UntrustedError: a parameter is missing, too many, incomplete, or of another size.
     """
-    parameters = dict(engine.named_parameters())
-    shapes = {name: _full_shape(parameter) for name, parameter in parameters.items()}
-    for name, value in _read(folder / f"{PARAMETERS}.safetensors", shapes):
-        engine.load_parameter(parameters[name], value)
-    engine.finish_loading()
-    if not with_moments:
-        return
-    files = [_read(folder / f"{moment}.safetensors", shapes) for moment in MOMENTS]
-    for entries in zip(*files, strict=True):
-        moments = {moment: value for moment, (_, value) in zip(MOMENTS, entries, strict=True)}
-        engine.load_moments(parameters[entries[0][0]], moments, steps=steps)
+    with ExitStack() as open_files, torch.no_grad():
+        state = PortableState(folder, open_files)
+        sizes = {name: _full_shape(p).numel() for name, p in engine.named_parameters()}
+        kinds: tuple[Kind, ...] = ("parameter", *(MOMENTS if with_moments else ()))
+        for kind in kinds:
+            state.check_complete(kind, sizes)
+        _fill(engine, state, "parameter")
+        engine.finish_loading()
+        if with_moments:
+            engine.start_moments(updates)
+            for moment in MOMENTS:
+                _fill(engine, state, moment)
 
 
-def _read(path: Path, shapes: dict[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        differing = set(file.keys()) ^ shapes.keys()
-        if differing:
-            raise UntrustedError(f"{path} and the model differ in the parameter '{min(differing)}'")
-        for name, shape in shapes.items():
-            value = file.get_tensor(name)
-            if value.shape != shape:
+def _fill(engine: Engine, state: "PortableState", kind: Kind) -> None:
+    for name, parameter in engine.named_parameters():
+        held = engine.held(parameter)
+        if not held:
+            continue
+        values = engine.held_values(parameter, kind)
+        for start, piece in state.read(kind, name, held):
+            values[start - held.start :][: len(piece)].copy_(piece)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    elements: range
+    file: Any
+    key: str
+
+
+class PortableState:
+    """The pieces of a checkpoint's tensors, found by what they are of.
+
+    Raises:
+        UntrustedError: a file is not a safetensors file of pieces.
+    """
+
+    def __init__(self, folder: Path, open_files: ExitStack) -> None:
+        self.folder = folder
+        self._pieces: dict[tuple[str, str], list[_Piece]] = defaultdict(list)
+        for path in sorted(folder.glob("rank_*.safetensors")):
+            try:
+                file = open_files.enter_context(safe_open(path, framework="pt"))
+                for key in file.keys():  # noqa: SIM118
+                    self._add(file, key)
+            except (SafetensorError, ValueError, OSError) as error:
+                raise UntrustedError(f"{path} does not hold pieces of a state: {error}") from None
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda piece: piece.elements.start)
+
+    def _add(self, file: Any, key: str) -> None:
+        (kind, rest), entry = key.split("/", 1), file.get_slice(key)
+        name, start = rest.rsplit("/", 1)
+        (size,) = entry.get_shape()
+        if entry.get_dtype() != "F32":
+            raise ValueError(f"'{key}' is {entry.get_dtype()}, not F32")
+        elements = range(int(start), int(start) + size)
+        self._pieces[kind, name].append(_Piece(elements, file, key))
+
+    def check_complete(self, kind: Kind, sizes: dict[str, int]) -> None:
+        """Require every element of every parameter once, and nothing else.
+
+        Raises:
+            UntrustedError: names the parameter.
+        """
+        names = {name for found, name in self._pieces if found == kind}
+        if differing := names ^ sizes.keys():
+            raise UntrustedError(
+                f"{self.folder} and the model differ in {kind} of '{min(differing)}'"
+            )
+        for name, size in sizes.items():
+            end = 0
+            for piece in self._pieces[kind, name]:
+                if piece.elements.start != end:
+                    end = -1
+                    break
+                end = piece.elements.stop
+            if end != size:
                 raise UntrustedError(
-                    f"{path}: '{name}' is {list(value.shape)} but the model has {list(shape)}"
+                    f"{self.folder}: the pieces of {kind} '{name}' are not its {size} elements"
                 )
-            yield name, value
+
+    def read(self, kind: Kind, name: str, held: range) -> Iterable[tuple[int, torch.Tensor]]:
+        """Yield what there is of the elements `held`: first element and values, piece by piece."""
+        for piece in self._pieces[kind, name]:
+            first = max(piece.elements.start, held.start)
+            last = min(piece.elements.stop, held.stop)
+            if first < last:
+                offset = piece.elements.start
+                yield first, piece.file.get_slice(piece.key)[first - offset : last - offset]
+
+    def whole(self, kind: Kind, name: str, shape: Iterable[int]) -> torch.Tensor:
+        """Return one whole tensor."""
+        size = torch.Size(shape)
+        pieces = [values for _, values in self.read(kind, name, range(size.numel()))]
+        return torch.cat(pieces).view(size)
 
 
 def _full_shape(parameter: nn.Parameter) -> torch.Size:

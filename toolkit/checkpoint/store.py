@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: which are complete, which is newest, what may be deleted.
 
 A step folder is written under another name and renamed once everything in it, the manifest last, is
-on the disk; so a folder under its final name is complete unless something changed it since.
+on the disk; so a folder under its final name is complete unless something changed it since. It is
+deleted the same way round: it loses its name first.
 """
 
 import hashlib
@@ -9,29 +10,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from toolkit.checkpoint.position import STATE
+from toolkit.checkpoint.tensors import Fingerprint
+from toolkit.data.durable import sha256_of, write_durably
 from toolkit.errors import UntrustedError
 
-STATE = "state.json"
 MANIFEST = "manifest.json"
+_FORMAT = "scaling-toolkit checkpoint"
 _STEP = re.compile(r"step_(\d{8,})")
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run is. Data order and dropout follow from the seed and `step`, so this is all."""
-
-    step: int
-    tokens: int
-    seed: int
-    strategy: str
-    world_size: int
-    model: dict[str, Any]
-    optimizer: str
+_FILE = re.compile(rf"{re.escape(STATE)}|rank_\d{{5}}\.safetensors")
+_UNFINISHED = (".partial", ".deleted")
 
 
 class CheckpointStore:
@@ -40,33 +33,48 @@ class CheckpointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, step: int) -> Path:
-        """Return an empty folder to write the checkpoint of `step` into."""
-        partial = self.folder / f"step_{step:08d}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        return partial
+    def partial(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is written."""
+        return self.folder / f"step_{step:08d}.partial"
 
-    def commit(self, partial: Path, position: Position, *, keep_last: int) -> Path:
-        """Make what was written under `partial` a checkpoint, then delete the oldest beyond
-        `keep_last`.
+    def begin(self, step: int) -> None:
+        """Make an empty folder for `step`, and clear away what crashes left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.suffix in _UNFINISHED and _STEP.fullmatch(path.stem):
+                shutil.rmtree(path)
+        self.partial(step).mkdir()
+
+    def abandon(self, step: int) -> None:
+        """Give back the space of a checkpoint that could not be written."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def commit(
+        self, step: int, state: str, parts: Mapping[str, Fingerprint], *, keep_last: int
+    ) -> Path:
+        """Make what was written for `step` a checkpoint, then delete the oldest beyond `keep_last`.
 
         Later ones are damaged, or the run would have carried on from there; they count for nothing.
+
+        Args:
+            step: as given to `begin`.
+            state: the text of `state.json`.
+            parts: the files of the ranks, which are on the disk already.
+            keep_last: checkpoints to keep, this one included.
         """
-        _write_json(partial / STATE, asdict(position))
-        files = sorted(path for path in partial.iterdir() if path.is_file())
-        manifest = {path.name: _fingerprint(path) for path in files}
-        for path in files:
-            _sync(path)
-        _write_json(partial / MANIFEST, manifest)
-        _sync(partial / MANIFEST)
+        partial = self.partial(step)
+        text = state.encode()
+        write_durably(partial / STATE, text)
+        own = {STATE: Fingerprint(len(text), hashlib.sha256(text).hexdigest())}
+        write_durably(partial / MANIFEST, _manifest_text(step, {**own, **parts}))
         final = partial.with_suffix("")
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _delete(final)
         partial.rename(final)
         _sync(self.folder)
         committed = self.committed()
         for old in committed[: committed.index(final) + 1][:-keep_last]:
-            shutil.rmtree(old)
+            _delete(old)
         return final
 
     def committed(self) -> list[Path]:
@@ -80,16 +88,28 @@ class CheckpointStore:
         ]
         return [path for _, path in sorted(found)]
 
-    def newest_good(self) -> tuple[Path | None, list[str]]:
+    def newest_good(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
+    ) -> tuple[Path | None, list[str]]:
         """Return the newest checkpoint whose bytes are what was written, and a sentence for each
         newer one that was passed over.
+
+        Args:
+            rank: this process among those that share the work of reading.
+            world_size: their number.
+            gather: returns every process's value to each of them.
 
         Raises:
             UntrustedError: there are checkpoints, but none of them is good.
         """
         problems: list[str] = []
-        for path in reversed(self.committed()):
-            damage = list(find_damage(path))
+        for path in reversed(gather(self.committed())[0]):
+            shares = gather(list(find_damage(path, rank=rank, world_size=world_size)))
+            damage = list(dict.fromkeys(problem for share in shares for problem in share))
             if not damage:
                 return path, problems
             problems += damage
@@ -100,45 +120,73 @@ class CheckpointStore:
         return None, []
 
 
-def find_damage(checkpoint: Path) -> Iterator[str]:
-    """Yield a sentence for each file that is not what the manifest says."""
+def find_damage(checkpoint: Path, *, rank: int = 0, world_size: int = 1) -> Iterator[str]:
+    """Yield a sentence for everything that is not as the manifest says.
+
+    All files are looked at, but the bytes only of every `world_size`-th, from number `rank` on.
+    """
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-        entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        yield f"{checkpoint / MANIFEST} cannot be read"
+        files = read_manifest(checkpoint)
+    except UntrustedError as error:
+        yield str(error)
         return
-    if STATE not in entries:
-        yield f"{checkpoint / MANIFEST} does not list {STATE}"
-    for name, (size, digest) in entries.items():
+    for path in sorted(checkpoint.iterdir()):
+        if path.name not in files and path.name != MANIFEST:
+            yield f"{path} is not listed in the manifest"
+    for number, (name, written) in enumerate(sorted(files.items())):
         path = checkpoint / name
-        if Path(name).name != name or not path.is_file():
+        if path.is_symlink() or not path.is_file():
             yield f"{path} is missing"
-        elif (found := _fingerprint(path)) != {"bytes": size, "sha256": digest}:
-            same_size = found["bytes"] == size
-            what = "its SHA-256 differs" if same_size else f"{found['bytes']} bytes, not {size}"
-            yield f"{path} is not what was written: {what}"
+        elif (size := path.stat().st_size) != written.bytes:
+            yield f"{path} is not what was written: {size} bytes, not {written.bytes}"
+        elif number % world_size == rank and sha256_of(path) != written.sha256:
+            yield f"{path} is not what was written: its SHA-256 differs"
 
 
-def read_position(checkpoint: Path) -> Position:
-    """Return the position of a verified checkpoint."""
-    return Position(**json.loads((checkpoint / STATE).read_text()))
+def read_manifest(checkpoint: Path) -> dict[str, Fingerprint]:
+    """Return the files of a checkpoint, each a plain name with its fingerprint.
+
+    Raises:
+        UntrustedError: the manifest is missing, or not as it was written.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        text = path.read_bytes()
+        fields = json.loads(text)
+        files = {name: Fingerprint(**entry) for name, entry in fields["files"].items()}
+        step = int(fields["step"])
+        same = text == _manifest_text(step, files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UntrustedError(f"{path} cannot be read") from None
+    if not same:
+        raise UntrustedError(f"{path} is not what was written")
+    if checkpoint.name != f"step_{step:08d}":
+        raise UntrustedError(f"{checkpoint} holds the checkpoint of step {step}")
+    for name in files:
+        if not _FILE.fullmatch(name):
+            raise UntrustedError(f"{path} lists {name!r}, which is no file of a checkpoint")
+    if STATE not in files:
+        raise UntrustedError(f"{path} does not list {STATE}")
+    return files
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+def _manifest_text(step: int, files: Mapping[str, Fingerprint]) -> bytes:
+    """The one way a manifest is written; it ends with the SHA-256 of itself without that line."""
+    listed = {name: asdict(files[name]) for name in sorted(files)}
+    fields = {"format": _FORMAT, "step": step, "files": listed}
+    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    return (json.dumps({**fields, "sha256": digest}, indent=1) + "\n").encode()
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _delete(checkpoint: Path) -> None:
+    """A half-deleted folder must not look like a checkpoint."""
+    doomed = checkpoint.with_suffix(".deleted")
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -211,11 +211,24 @@ class TrainingConfig(Section):
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
     checkpoint_every: Steps = 250
-    """Steps between checkpoints; 0 never saves."""
+    """Steps between checkpoints; 0 saves only when a signal ends the run."""
     check_replicas_every: Steps = 100
     """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)
     """Checkpoints to keep; older ones are deleted once a newer one is complete."""
+    async_save: bool = False
+    """Copy the state to host memory and write it while training goes on."""
+    on_save_error: Literal["stop", "warn"] = "stop"
+    """When a checkpoint cannot be written, say for a full disk: end, or go on without it."""
+    on_non_finite: Literal["raise", "skip", "roll_back"] = "raise"
+    """When a gradient is NaN or infinite: end; leave that update out; or leave it out and, after
+    non_finite_limit in a row, go back to the last checkpoint and on with the data that follows."""
+    non_finite_limit: int = Field(default=3, ge=1)
+    """Updates in a row that may be left out before the run rolls back or ends."""
+    on_loss_spike: Literal["warn", "roll_back"] = "warn"
+    """When the loss is far above that of the steps before: say so, or roll back as well."""
+    timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
+    """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names."""
 

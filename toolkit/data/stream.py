@@ -1,10 +1,12 @@
 """All shards of a data set as one stream of tokens."""
 
 import glob
+import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from toolkit.data.shards import Shard, inspect_shard
 from toolkit.errors import UntrustedError, UsageError
 
 Sources = str | Path | Sequence[str | Path]
+_SAMPLES = 256
+_SAMPLE_TOKENS = 1024
 
 
 class TokenStream:
@@ -34,6 +38,7 @@ class TokenStream:
     def __init__(self, sources: Sources, *, vocab_size: int) -> None:
         names = [sources] if isinstance(sources, str | Path) else list(sources)
         self.name = ", ".join(str(name) for name in names)
+        self._names = names
         self.vocab_size = vocab_size
         self.shards = [shard for name in names for shard in _open(str(name), vocab_size)]
         if not self.shards:
@@ -64,6 +69,26 @@ class TokenStream:
             shard.check_range(piece, start=low, vocab_size=self.vocab_size)
             pieces.append(piece)
         return np.concatenate(pieces, dtype=np.int64)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what tells these tokens from others without reading them all.
+
+        That is their number, a SHA-256 over 256 samples spread evenly, and, of prepared folders,
+        the SHA-256 of each shard and of the vocabulary.
+        """
+        digest = hashlib.sha256()
+        for sample in range(_SAMPLES):
+            start = sample * max(len(self) - _SAMPLE_TOKENS, 0) // (_SAMPLES - 1)
+            stop = min(start + _SAMPLE_TOKENS, len(self))
+            digest.update(self.read(start, stop).astype("<u2").tobytes())
+        folders = [Path(name) for name in self._names if Path(name).is_dir()]
+        indexes = [index for folder in folders if (index := read_index(folder))]
+        return {
+            "tokens": len(self),
+            "samples_sha256": digest.hexdigest(),
+            "shards_sha256": [shard.sha256 for index in indexes for shard in index.shards],
+            "vocabulary_sha256": [index.vocabulary.sha256 for index in indexes],
+        }
 
 
 def _open(name: str, vocab_size: int) -> list[Shard]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,18 +20,25 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.training.batches import build_batches, build_val, plan_run
 from toolkit.training.optimizer import build_optimizer
 
-PROCESS_GROUP_TIMEOUT = timedelta(minutes=10)
+_AFTER_WATCHDOG_S = 30.0
+"""The watchdog, which names the rank that is behind, is to notice before a collective does."""
 TIED = ("transformer.wte.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with; `val` is None where nothing is to be evaluated."""
+    """What the loop works with.
+
+    Attributes:
+        val: None where nothing is to be evaluated.
+        data: the training data's `TokenStream.fingerprint`.
+    """
 
     config: RunConfig
     plan: BatchPlan
     batches: GlobalBatches
     val: TokenDataset | None
+    data: dict[str, Any]
     engine: Engine
     facts: list[str]
 
@@ -47,7 +55,8 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     val = build_val(config)
     if config.model.compile:
         check_compiler()
-    device = start_process_group(launched, timeout=PROCESS_GROUP_TIMEOUT)
+    timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
+    device = start_process_group(launched, timeout=timeout)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
     groups = [
@@ -68,7 +77,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     )
     checked = check_in_force(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
-    return Run(config, plan, batches, val, engine, facts)
+    return Run(config, plan, batches, val, batches.dataset.stream.fingerprint(), engine, facts)
 
 
 def build_model(config: RunConfig) -> GPT2:

@@ -1,6 +1,6 @@
 """The loop: steps, with evaluation, samples and checkpoints between them."""
 
-import math
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,18 +14,22 @@ import torch
 
 from toolkit.backends.in_force import check_first_step
 from toolkit.backends.replicas import check_replicas
-from toolkit.checkpoint.state import read_state, write_state
-from toolkit.checkpoint.store import CheckpointStore, Position, read_position
+from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data.batches import eval_batches
 from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
-from toolkit.errors import NonFiniteError, UsageError
+from toolkit.errors import NonFiniteError, Preempted
 from toolkit.model.sizes import GPT2_VOCAB_SIZE
 from toolkit.training.build import Run
+from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.evaluate import evaluate
+from toolkit.training.health import Health
 from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
 from toolkit.training.sample import sample_tokens
+from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
+from toolkit.training.stop import StopRequest
 
 MAX_SKIPPED_IN_A_ROW = 20
 """fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
@@ -38,16 +42,43 @@ class Loop:
         run: what `build_run` returned.
         folder: the run folder.
         say: prints a line on rank 0 and does nothing elsewhere.
+        stop: whether a signal has asked for the end.
+        mark: called with the number of completed steps whenever there is progress.
+        strict: refuse to pass over a damaged checkpoint.
+
+    Attributes:
+        step: completed steps.
+        data_step: global batches taken from the data, those skipped by rolling back included.
+        updates: optimizer updates made.
     """
 
-    def __init__(self, run: Run, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        stop: StopRequest | None = None,
+        mark: Callable[[int], None] = lambda step: None,
+        strict: bool = False,
+    ) -> None:
         self.run = run
         self.config = run.config
         self.engine = run.engine
+        self.folder = folder
         self.say = say
+        self.stop = stop or StopRequest()
+        self.mark = mark
         self.store = CheckpointStore(folder / "checkpoints")
-        self.step = self._resume()
-        self.log = MetricsLog(folder / "metrics.jsonl", last_step=self.step) if self.leads else None
+        self.saving = Saving(run, self.store, say)
+        self.health = Health(self.config.training)
+        self.step = self.data_step = self.updates = 0
+        position = carry_on(run, self.store, say, strict=strict)
+        if position is not None:
+            self._take(position)
+        self.saving.saved_step = self.step
+        self._gone_back_to: Path | None = None
+        self.log = self._open_log()
         earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
         self.peak_memory_bytes = earlier[-1]["peak_memory_bytes"] if earlier else 0
@@ -58,44 +89,75 @@ class Loop:
         """Whether this rank writes and prints."""
         return self.engine.rank == 0
 
+    def _take(self, position: Position) -> None:
+        self.step, self.updates = position.step, position.updates
+        self.data_step = max(self.data_step, position.data_step)
+
+    def _open_log(self) -> MetricsLog | None:
+        path = self.folder / "metrics.jsonl"
+        return MetricsLog(path, last_step=self.step) if self.leads else None
+
     def fit(self) -> None:
         """Train from where the run is to `training.stop_at`, or to its end.
 
         Raises:
-            NonFiniteError: the loss or the gradient norm is not a number.
+            NonFiniteError: the loss or the gradient norm is not a number, and the run's policy is
+                to end, or going back did not help.
+            SaveError: a checkpoint could not be written, and the run's policy is to end.
+            Preempted: a signal asked for the end; the state is saved.
+            UntrustedError: replicas that should be the same are not.
         """
         training = self.config.training
         last = training.stop_at or training.steps
         if self.step >= last:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
-        first = self.step
+        first = True
         while self.step < last:
-            with self._watch() if self.step == first else nullcontext():
-                self._train_once(timed=self.step > first)
+            self.mark(self.step)
+            with self._watch() if first else nullcontext():
+                stop, writing = self._train_once(timed=not first)
+            first = False
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
                 self._evaluate()
             if _due(self.step, training.checkpoint_every, last):
-                self._save()
+                self.saving.save(self._position())
+            elif not writing:
+                self.saving.finish()
+            if stop and self.step < last:
+                self._end_early(signal.Signals(stop).name)
+        self.saving.finish()
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
 
-    def _train_once(self, *, timed: bool) -> None:
+    def _train_once(self, *, timed: bool) -> tuple[int, int]:
+        """Do one step; return what all ranks agreed on: a signal to stop for, and whether any rank
+        is still writing a checkpoint.
+        """
         started = time.perf_counter()
-        _seed_dropout(self.config.seed, self.step, self.engine.rank)
+        _seed_dropout(self.config.seed, self.data_step, self.engine.rank)
         micro_batches = [
-            self._on_device(batch) for batch in self.run.batches.micro_batches(self.step)
+            self._on_device(batch) for batch in self.run.batches.micro_batches(self.data_step)
         ]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
         result, skipped = self._update(micro_batches, lr)
         loss, grad_norm = result.loss.item(), float(result.grad_norm)
+        left_out = self.engine.step_was_skipped
         self.step += 1
-        self._require_finite(loss=loss, grad_norm=grad_norm)
+        self.data_step += 1
+        self.updates += not left_out
         step_s = time.perf_counter() - started
-        peak = torch.tensor(peak_memory_bytes(self.engine.device), device=self.engine.device)
-        self.peak_memory_bytes = int(self.engine.max_over_ranks(peak))
+        stop, writing = self._agree()
+        verdict = self.health.judge(
+            step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
+        )
+        if verdict in ("left_out", "roll_back"):
+            self._leave_out(loss, grad_norm)
+            if verdict == "roll_back":
+                self._go_back()
+            return stop, writing
         self.loss = loss
         tokens_per_s = self.run.plan.tokens_per_step / step_s
         if timed:
@@ -113,6 +175,9 @@ class Loop:
             "skipped": skipped,
         }
         self._report(record, train_line(record, steps=self.config.training.steps))
+        if verdict == "spike":
+            self.say(f"warning: step {self.step}: the loss {loss:.4f} is far above those before it")
+        return stop, writing
 
     def _update(self, micro_batches: list[MicroBatch], lr: float) -> tuple[StepResult, int]:
         """Update once; where fp16 overflowed, again from the same batch at the lower loss scale.
@@ -128,12 +193,55 @@ class Loop:
             "row at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
         )
 
-    def _require_finite(self, *, loss: float, grad_norm: float) -> None:
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    def _agree(self) -> tuple[int, int]:
+        """Share in one reduction what each rank knows alone: memory, a signal, unfinished writing.
+
+        Returns:
+            The highest number of a signal that any rank got, or 0; and whether any is writing.
+        """
+        stop = signal.Signals[self.stop.signal].value if self.stop.signal else 0
+        own = [peak_memory_bytes(self.engine.device), stop, int(self.saving.is_writing)]
+        found = self.engine.max_over_ranks(torch.tensor(own, device=self.engine.device))
+        self.peak_memory_bytes, stop, writing = map(int, found)
+        return stop, writing
+
+    def _leave_out(self, loss: float, grad_norm: float) -> None:
+        if self.log is not None:
+            self.log.write({"kind": "left_out", "step": self.step})
+        self.say(
+            f"step {self.step:>5}/{self.config.training.steps} | left out: the loss is {loss} and "
+            f"the gradient norm {grad_norm}; the parameters are as they were"
+        )
+
+    def _go_back(self) -> None:
+        """Load the last checkpoint and go on from there with the data that comes next.
+
+        Raises:
+            NonFiniteError: there is none, or this is the second time to go back to it.
+        """
+        self.saving.finish()
+        found, step = go_back(self.run, self.store), self.step
+        if found is None or found[0] == self._gone_back_to:
             raise NonFiniteError(
-                f"step {self.step}: the loss is {loss} and the gradient norm {grad_norm}; "
-                "nothing was saved after this step"
+                f"step {step}: to be rolled back, but "
+                + ("there is no checkpoint" if found is None else f"{found[0]} did not help before")
             )
+        self._gone_back_to, position = found
+        self._take(position)
+        self.saving.saved_step = self.step
+        self.health.forget()
+        self.log = self._open_log()
+        self.say(
+            f"rolled back from step {step} to {found[0]}; going on after {self.data_step} batches "
+            "of the data"
+        )
+
+    def _end_early(self, name: str) -> None:
+        self.saving.save_last(self._position())
+        self.stop.ignore_further()
+        raise Preempted(
+            f"stopped by {name} after step {self.step}, which is saved; start again to carry on"
+        )
 
     @property
     def tokens(self) -> int:
@@ -179,58 +287,8 @@ class Loop:
         )
         return build_vocabulary().decode([token for token in tokens if token < GPT2_VOCAB_SIZE])
 
-    def _save(self) -> None:
-        started = time.perf_counter()
-        partial = self.store.begin(self.step) if self.leads else self.store.folder
-        write_state(self.engine, partial, with_moments=self._has_moments)
-        if self.leads:
-            final = self.store.commit(
-                partial, self._position(), keep_last=self.config.training.keep_last
-            )
-            self.say(f"saved {final} in {time.perf_counter() - started:.1f} s")
-        self.engine.wait_for_everyone()
-
-    @property
-    def _has_moments(self) -> bool:
-        return self.config.optimizer.name == "adamw"
-
     def _position(self) -> Position:
-        return Position(
-            step=self.step,
-            tokens=self.tokens,
-            seed=self.config.seed,
-            strategy=self.engine.launched.strategy,
-            world_size=self.engine.world_size,
-            model=asdict(self.config.model.sizes()),
-            optimizer=self.config.optimizer.name,
-        )
-
-    def _resume(self) -> int:
-        """Load the newest good checkpoint, if there is any; return the steps behind it."""
-        checkpoint, problems = self.store.newest_good()
-        for problem in problems:
-            self.say(f"passed over: {problem}")
-        if checkpoint is None:
-            return 0
-        found = read_position(checkpoint)
-        self._require_same_run(checkpoint, found)
-        read_state(self.engine, checkpoint, with_moments=self._has_moments, steps=found.step)
-        self.say(f"carrying on from {checkpoint} after {found.step} steps")
-        return found.step
-
-    def _require_same_run(self, checkpoint: Path, found: Position) -> None:
-        asked = {
-            "model": asdict(self.config.model.sizes()),
-            "optimizer": self.config.optimizer.name,
-            "seed": self.config.seed,
-            "tokens": found.step * self.run.plan.tokens_per_step,
-        }
-        for key, value in asked.items():
-            if getattr(found, key) != value:
-                raise UsageError(
-                    f"{checkpoint} has {key} {getattr(found, key)}, the configuration means "
-                    f"{value}; choose another run_name to start afresh"
-                )
+        return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)
 
     def figures(self) -> dict[str, Any]:
         """Return what the summary says of the run; the first, watched step is not timed."""

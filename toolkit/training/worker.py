@@ -6,15 +6,15 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from toolkit.backends.launched import Launched, find_launch_file, read_launch
 from toolkit.check import check_pair
 from toolkit.config import RunConfig, load_run_config
-from toolkit.errors import OutOfMemoryError, ToolkitError
+from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.launch_file import load_launch_file
 from toolkit.training.run_folder import (
     clear_summary,
@@ -24,6 +24,7 @@ from toolkit.training.run_folder import (
     write_first_summary,
     write_summary,
 )
+from toolkit.training.stop import StopRequest, follow_launcher
 
 _FIRST_WORD_S = 3.0
 
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         description="Train GPT-2. Started by `accelerate launch`, which decides where and how.",
     )
     parser.add_argument("--config", required=True, metavar="RUN.yaml", help="what is trained")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse to pass over a damaged checkpoint"
+    )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_intermixed_args(arguments)
     rank = int(os.environ.get("RANK", "0"))
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         launch = _check_launch(config, launched)
         folder = make_run_folder(config)
         with sole_user(folder) if launched.rank == 0 else nullcontext():
-            return _train(config, launched, launch, folder)
+            return _train(config, launched, launch, folder, strict=options.strict)
     except ToolkitError as error:
         _speak(rank, str(error))
         return error.exit_code
@@ -61,7 +65,9 @@ def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
     return {"config_file": str(path) if path else None, **launched.describe()}
 
 
-def _train(config: RunConfig, launched: Launched, launch: dict[str, Any], folder: Path) -> int:
+def _train(
+    config: RunConfig, launched: Launched, launch: dict[str, Any], folder: Path, *, strict: bool
+) -> int:
     summary: dict[str, Any] = {
         "exit": 0,
         "reason": "done",
@@ -78,19 +84,29 @@ def _train(config: RunConfig, launched: Launched, launch: dict[str, Any], folder
     say = print_line if launched.rank == 0 else _silence
     if launched.rank == 0:
         clear_summary(folder)
-    try:
-        _run(config, launched, launch, folder, say, summary)
-    except ToolkitError as error:
-        summary |= {"exit": error.exit_code, "reason": str(error)}
-        _speak(launched.rank, str(error))
-        write_first_summary(folder, summary)
-    except Exception as error:
-        summary |= {"exit": 1, "reason": f"rank {launched.rank}: {type(error).__name__}: {error}"}
-        if write_first_summary(folder, summary):
-            sys.stderr.write(f"rank {launched.rank} failed:\n{traceback.format_exc()}")
-    else:
-        if launched.rank == 0:
-            write_summary(folder, summary)
+    stop = StopRequest()
+    follow_launcher(os.environ)
+    # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
+    with stop.listening():
+        try:
+            _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
+        except ToolkitError as error:
+            sentence = str(error)
+            summary |= {"exit": error.exit_code, "reason": sentence}
+            write_first_summary(folder, summary)
+        except Exception as error:
+            place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
+            summary |= {"exit": 1, "reason": f"{place}: {type(error).__name__}: {error}"}
+            if write_first_summary(folder, summary):
+                sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
+            return 1
+        else:
+            if launched.rank == 0:
+                write_summary(folder, summary)
+            return 0
+    # All ranks are stopped together and know it.
+    if summary["exit"] != Preempted.exit_code or launched.rank == 0:
+        _speak(launched.rank, sentence)
     return int(summary["exit"])
 
 
@@ -101,6 +117,9 @@ def _run(
     folder: Path,
     say: Callable[[str], None],
     summary: dict[str, Any],
+    *,
+    stop: StopRequest,
+    strict: bool,
 ) -> None:
     # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -113,13 +132,14 @@ def _run(
             write_description(folder, config, launch, _devices(run.engine.device))
         for line in header(config, run, launched, folder):
             say(line)
-        loop = Loop(run, folder, say)
-        run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
-        try:
-            loop.fit()
-        finally:
-            summary.update(loop.figures())
-        run.engine.accelerator.end_training()
+        with _watched(run.engine, config, folder, summary) as mark:
+            loop = Loop(run, folder, say, stop=stop, mark=mark, strict=strict)
+            run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
+            try:
+                loop.fit()
+            finally:
+                summary.update(loop.figures())
+            run.engine.accelerator.end_training()
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -127,6 +147,32 @@ def _run(
             f"out of memory on rank {launched.rank}: {(str(error).splitlines() or [''])[0]} "
             "Lower batch.micro_batch_size, or set model.activation_checkpointing: true"
         ) from None
+
+
+@contextmanager
+def _watched(
+    engine: Any, config: RunConfig, folder: Path, summary: dict[str, Any]
+) -> Iterator[Callable[[int], None]]:
+    """Watch for a hang, which ends the process with exit code 4; yields what marks progress."""
+    from toolkit.training.watchdog import Watchdog
+
+    def tell(sentence: str, stacks: str) -> None:
+        write_first_summary(folder, {**summary, "exit": HangError.exit_code, "reason": sentence})
+        sys.stderr.write(f"{stacks}\nerror: {sentence}\n")
+
+    watchdog = Watchdog(
+        folder,
+        rank=engine.rank,
+        world_size=engine.world_size,
+        timeout_s=config.training.timeout_s,
+        tell=tell,
+    )
+    engine.module.register_forward_pre_hook(lambda *_: watchdog.mark())
+    engine.module.register_forward_hook(lambda *_: watchdog.mark())
+    try:
+        yield watchdog.mark
+    finally:
+        watchdog.close()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -176,8 +222,11 @@ def _devices(device: Any) -> dict[str, Any]:
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, also into a pipe."""
-    print(line, flush=True)
+    """Print a line at once, also into a pipe; whoever closed it, as `head` does, wants no more."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _silence(line: str) -> None:

@@ -1,0 +1,186 @@
+"""A run that is killed at any point of saving ends as one that was never interrupted."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.data.shard_files import write_llmc
+from toolkit.checkpoint.store import CheckpointStore, find_damage
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+KILLED = -9
+
+
+class Job:
+    """Starts of one run on real files, each in a process of its own."""
+
+    def __init__(self, folder: Path, server: "subprocess.Popen[str]") -> None:
+        self.folder = folder
+        self.server = server
+
+    def start(
+        self, name: str, *overrides: str, fault: str = "", kill_after_s: float | None = None
+    ) -> int:
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        order = {
+            "arguments": [
+                "--config",
+                str(self.folder / "run.yaml"),
+                f"run_name={name}",
+                *overrides,
+            ],
+            "environment": {"FAULT": fault},
+            "log": str(self.folder / f"{name}.log"),
+            "kill_after_s": kill_after_s,
+        }
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        code: int = json.loads(self.server.stdout.readline())
+        return code
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def store(self, name: str) -> CheckpointStore:
+        return CheckpointStore(self.run(name) / "checkpoints")
+
+    def steps(self, name: str) -> list[int]:
+        return [int(path.name.removeprefix("step_")) for path in self.store(name).committed()]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def curve(self, name: str) -> list[tuple[Any, ...]]:
+        lines = (self.run(name) / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [(r["step"], r["loss"], r["grad_norm"], r["tokens"]) for r in records]
+
+    def end_state(self, name: str) -> bytes:
+        newest = self.store(name).committed()[-1]
+        assert list(find_damage(newest)) == []
+        return (newest / "rank_00000.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("crashes")
+    # 640 tokens are 19 sequences: 6 steps of 4 go through them more than once.
+    write_llmc(
+        folder / "train" / "shard_000000.bin", [(7 * i * i + 3 * i) % 500 for i in range(640)]
+    )
+    run = {
+        "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 32, "vocab_size": 512},
+        "data": {"train": str(folder / "train")},
+        "batch": {"tokens_per_step": 128, "micro_batch_size": 2},
+        "output_dir": str(folder / "runs"),
+        "optimizer": {"lr": 1e-3, "warmup_steps": 2},
+        "training": {"steps": STEPS, "checkpoint_every": 2, "keep_last": 2},
+    }
+    run["model"]["dropout"] = 0.1  # type: ignore[index]
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    command = [sys.executable, "-m", "tests.checkpoint.forks"]
+    settings = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **settings}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as server:
+        yield Job(folder, server)
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def straight(job: Job) -> str:
+    assert job.start("straight") == 0, job.log("straight")
+    assert job.steps("straight") == [4, 6]
+    return "straight"
+
+
+def assert_ends_as(job: Job, name: str, straight: str) -> None:
+    assert job.curve(name) == job.curve(straight)
+    assert job.end_state(name) == job.end_state(straight)
+    left = {path.name for path in job.store(name).folder.iterdir()}
+    # What the very last pruning left is cleared away by the next saving.
+    assert left - {"step_00000002.deleted"} == {"step_00000004", "step_00000006"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "committed"),
+    [
+        ("begin:0:4:kill", [2]),
+        ("half:0:4:kill", [2]),
+        ("part:0:4:kill", [2]),
+        ("commit:0:4:kill", [2]),
+        ("manifest:0:4:kill", [2]),
+        ("rename:0:4:kill", [2]),
+        ("committed:0:4:kill", [2, 4]),
+        # The third commit deletes the first; half-deleted, it is no checkpoint any more.
+        ("prune:0:2:kill", [4, 6]),
+    ],
+)
+def test_a_kill_while_saving_loses_no_commit(
+    job: Job, straight: str, fault: str, committed: list[int], asynchronous: bool
+) -> None:
+    name = f"{fault.split(':')[0]}-{asynchronous}"
+    keys = [f"training.async_save={asynchronous}".lower()]
+    assert job.start(name, *keys, fault=fault) == KILLED
+    assert job.steps(name) == committed
+    assert job.start(name, *keys) == 0, job.log(name)
+    assert f"step_{committed[-1]:08d} after {committed[-1]} steps" in job.log(name)
+    assert_ends_as(job, name, straight)
+
+
+def test_carrying_on_after_every_single_step_is_exact(job: Job, straight: str) -> None:
+    """Each sequence once per epoch, and the same epochs, however often the run is cut."""
+    for stop in range(1, STEPS + 1):
+        keys = ("training.checkpoint_every=1", f"training.stop_at={stop}")
+        assert job.start("every", *keys) == 0, job.log("every")
+    assert job.curve("every") == job.curve(straight)
+    assert job.end_state("every") == job.end_state(straight)
+
+
+def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: str) -> None:
+    for number, fault in enumerate(["step:0:1:usr1", "evaluate:0:1:term", "half:0:4:int"]):
+        name = f"signal-{number}"
+        keys = ["training.eval_every=1", f"data.val={job.folder}/train"] if number == 1 else []
+        assert job.start(name, *keys, fault=fault) == 75, job.log(name)
+        summary = json.loads((job.run(name) / "summary.json").read_text())
+        assert summary["exit"] == 75
+        assert "Traceback" not in job.log(name)
+        assert job.log(name).count("error:") == 1
+        assert job.start(name) == 0, job.log(name)
+        assert job.end_state(name) == job.end_state(straight)
+
+
+def test_a_second_signal_ends_at_once(job: Job) -> None:
+    """Inside a call that does not return, after the first has been noted."""
+    fault = "step:0:3:term,backward:0:3:term"
+    assert job.start("twice", "training.checkpoint_every=1", fault=fault) == 128 + 15
+    assert job.steps("twice") == [1, 2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_at_random_moments(job: Job, straight: str, seed: int) -> None:
+    """Three kills a run, at moments from before the first step to after the last."""
+    draw = random.Random(seed)
+    name = f"random-{seed}"
+    keys = ["training.checkpoint_every=1", f"training.async_save={seed % 2 == 1}".lower()]
+    for _ in range(3):
+        job.start(name, *keys, kill_after_s=draw.uniform(0.05, 1.2))
+        if committed := job.store(name).committed():
+            assert list(find_damage(committed[-1])) == []
+    assert job.start(name, *keys) == 0, job.log(name)
+    assert job.curve(name) == job.curve(straight)
+    assert job.end_state(name) == job.end_state(straight)

@@ -1,0 +1,92 @@
+"""A state saved under any strategy and world size loads bit for bit under any other."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import portable
+from toolkit.backends.launched import read_launch
+from toolkit.backends.process_group import start_process_group
+from toolkit.backends.strategies import Strategy
+from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.saver import Saver
+from toolkit.checkpoint.state import shapes_of
+from toolkit.checkpoint.store import CheckpointStore
+from toolkit.train import ROOT
+from toolkit.training.step import train_step
+from toolkit.verify import arm
+from toolkit.verify.cases import TINY, Case
+from toolkit.verify.launch import launch
+
+pytestmark = pytest.mark.distributed
+
+SHARDED: tuple[Strategy, ...] = ("ddp", "fsdp2", "fsdp2_no_reshard", "zero1", "zero2", "zero3")
+# Hybrid sharding needs two replica groups of two; `single` is one process.
+CELLS: list[tuple[Strategy, int]] = [(s, n) for n in (1, 2, 4) for s in SHARDED] + [("hsdp", 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three updates of one process alone."""
+    folder = tmp_path_factory.mktemp("portable")
+    launched = read_launch({})
+    start_process_group(launched, timeout=timedelta(seconds=60))
+    case = Case(accumulation="replicated", grad_accum_steps=1, optimizer="adamw", seed=1)
+    engine = arm.build_case(case, TINY, launched)
+    for step in range(3):
+        train_step(engine, arm.own_micro_batches(case, TINY, engine, step), lr=1e-3)
+    store = CheckpointStore(folder / "single_1")
+    saver = Saver(engine, store, keep_last=1, asynchronous=False)
+    saver.begin(
+        Position(
+            step=3,
+            data_step=3,
+            updates=3,
+            tokens=3,
+            moments=True,
+            loss_scale=None,
+            strategy="single",
+            world_size=1,
+            shapes=shapes_of(engine),
+            config={},
+            data={},
+            versions={},
+        )
+    )
+    saver.finish()
+    return folder
+
+
+def differences(
+    folder: Path, strategy: Strategy, ranks: int, names: list[str]
+) -> dict[str, list[str]]:
+    printed = launch(
+        strategy,
+        ranks,
+        [portable.__file__, str(folder), *names],
+        timeout_s=200,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+    (line,) = [line for line in printed.splitlines() if line.startswith("PORTABLE ")]
+    found: dict[str, list[str]] = json.loads(line.removeprefix("PORTABLE "))
+    assert len(found) == len(names) + 2
+    return found
+
+
+def test_a_state_goes_through_zero_2_bit_for_bit(folder: Path) -> None:
+    found = differences(folder, "zero2", 2, ["single_1"])
+    assert set(map(tuple, found.values())) == {()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_every_cell_of_the_matrix(folder: Path) -> None:
+    """First each saves what one process wrote; then each loads what all the others saved."""
+    names = ["single_1"]
+    for strategy, ranks in CELLS:
+        assert not any(differences(folder, strategy, ranks, ["single_1"]).values())
+        names.append(f"{strategy}_{ranks}")
+    for strategy, ranks in CELLS:
+        assert not any(differences(folder, strategy, ranks, names).values())

@@ -1,0 +1,138 @@
+"""`toolkit checkpoint`: what a run can carry on from, whether it is intact, and exchange."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from toolkit.checkpoint.position import Position, read_position
+from toolkit.checkpoint.store import CheckpointStore, find_damage, read_manifest
+from toolkit.config import RunConfig, load_run_config
+from toolkit.errors import UntrustedError, UsageError
+from toolkit.training.run_folder import make_run_folder, sole_user
+
+GIB = 2**30
+
+
+def list_checkpoints(run: Path) -> Iterator[str]:
+    """Yield a line for each checkpoint of a run, the newest last; sizes are checked, bytes not.
+
+    Raises:
+        UsageError: there is no run, or it has no checkpoint.
+    """
+    for checkpoint in _committed(run):
+        try:
+            files = read_manifest(checkpoint)
+            position = read_position(checkpoint)
+        except UntrustedError as error:
+            yield f"{checkpoint.name}  damaged: {error}"
+            continue
+        size = sum(file.bytes for file in files.values())
+        yield (
+            f"{checkpoint.name}  {position.tokens:,} tokens, written by {position.strategy} on "
+            f"{position.world_size}, {len(files) - 1} "
+            f"{'part' if len(files) == 2 else 'parts'}, {size / GIB:.2f} GiB"
+        )
+
+
+def verify_checkpoints(run: Path) -> tuple[list[str], list[str]]:
+    """Read every byte of a run's checkpoints; return lines for the good and for the bad ones.
+
+    Raises:
+        UsageError: there is no run, or it has no checkpoint.
+    """
+    good, problems = [], []
+    for checkpoint in _committed(run):
+        damage = list(find_damage(checkpoint))
+        problems += damage
+        if not damage:
+            good.append(f"{checkpoint} is what was written")
+    return good, problems
+
+
+def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> Path:
+    """Write a checkpoint's weights for transformers; return the file.
+
+    Args:
+        run: a run folder.
+        out: the folder to write to, `export` in the run folder if None.
+        step: which checkpoint; the newest good one if None.
+
+    Raises:
+        UsageError: there is no such checkpoint.
+        UntrustedError: it is damaged.
+    """
+    from toolkit.checkpoint.exchange import export
+
+    return export(_choose(run, step), out or run / "export")
+
+
+def import_weights(
+    weights: Path, config_file: Path, overrides: Sequence[str], *, trust: bool
+) -> Path:
+    """Make weights in transformers' layout the state that a run starts from; return it.
+
+    Raises:
+        UsageError: the weights are another model's, or the run has checkpoints of its own.
+        UntrustedError: the weights cannot be trusted.
+    """
+    from toolkit.checkpoint.exchange import read_weights
+    from toolkit.checkpoint.state import part_name
+    from toolkit.checkpoint.tensors import Entry, write_tensors
+
+    config = load_run_config(config_file, overrides)
+    tensors = read_weights(weights, config.model.sizes(), trust=trust)
+    folder = make_run_folder(config)
+    store = CheckpointStore(folder / "checkpoints")
+    with sole_user(folder):
+        if store.committed():
+            raise UsageError(f"{store.folder} holds checkpoints; choose another run_name")
+        store.begin(0)
+        entries = [
+            Entry(f"parameter/{name}/0", (value.numel(),), partial(value.view, -1))
+            for name, value in tensors.items()
+        ]
+        part = write_tensors(store.partial(0) / part_name(0), entries)
+        shapes = {name: list(value.shape) for name, value in tensors.items()}
+        position = _imported(config, shapes)
+        return store.commit(0, position.to_json(), {part_name(0): part}, keep_last=1)
+
+
+def _imported(config: RunConfig, shapes: dict[str, list[int]]) -> Position:
+    return Position(
+        step=0,
+        data_step=0,
+        updates=0,
+        tokens=0,
+        moments=False,
+        loss_scale=None,
+        strategy="import",
+        world_size=1,
+        shapes=shapes,
+        config=config.model_dump(mode="json"),
+        data={},
+        versions={},
+    )
+
+
+def _committed(run: Path) -> list[Path]:
+    if not run.is_dir():
+        raise UsageError(f"{run} is no run folder; give <output_dir>/<run_name>")
+    committed = CheckpointStore(run / "checkpoints").committed()
+    if not committed:
+        raise UsageError(f"{run} holds no checkpoint")
+    return committed
+
+
+def _choose(run: Path, step: int | None) -> Path:
+    committed = _committed(run)
+    if step is None:
+        found, _ = CheckpointStore(run / "checkpoints").newest_good()
+        assert found is not None
+        return found
+    checkpoint = run / "checkpoints" / f"step_{step:08d}"
+    if checkpoint not in committed:
+        steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in committed)
+        raise UsageError(f"{run} has no checkpoint of step {step}; there are {steps}")
+    if damage := list(find_damage(checkpoint)):
+        raise UntrustedError("; ".join(damage))
+    return checkpoint

@@ -1,0 +1,150 @@
+"""Saving from every rank at once, with training held up or going on meanwhile."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from toolkit.backends.engine import Engine
+from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.state import own_pieces, part_name
+from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.tensors import Entry, Fingerprint, write_tensors
+from toolkit.errors import SaveError
+
+
+class Saver:
+    """Writes the checkpoints of a run; all of its methods are collectives.
+
+    Each rank writes its own share. When all are on the disk, rank 0 writes the manifest and gives
+    the folder its name; so a checkpoint is complete for everyone or for no one.
+
+    Args:
+        engine: whose state is saved.
+        store: where to; used on rank 0 to begin and commit.
+        keep_last: checkpoints to keep.
+        asynchronous: copy the state and write it in a thread, until `finish`.
+    """
+
+    def __init__(
+        self, engine: Engine, store: CheckpointStore, *, keep_last: int, asynchronous: bool
+    ) -> None:
+        self.engine = engine
+        self.store = store
+        self.keep_last = keep_last
+        self.asynchronous = asynchronous
+        self._position: Position | None = None
+        self._writing: _Write | None = None
+        self._copy = torch.empty(0)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank is still writing what the last `save` left to be written."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def begin(self, position: Position) -> None:
+        """Write this rank's share, or copy it and let a thread write it; then comes `finish`.
+
+        Raises:
+            SaveError: on every rank, if rank 0 cannot make the folder or the disk is too full.
+        """
+        pieces = own_pieces(self.engine, with_moments=position.moments)
+        total = sum(self.engine.gather_from_ranks(sum(piece.bytes for piece in pieces)))
+        self._on_rank_0(lambda: self._begin(position.step, total))
+        path = self.store.partial(position.step) / part_name(self.engine.rank)
+        self._position = position
+        if self.asynchronous:
+            self._writing = _Write(path, self._copied(pieces))
+            self._writing.start()
+        else:
+            self._writing = _Write(path, pieces)
+            self._writing.run()
+
+    def finish(self) -> Path | None:
+        """Wait until what was begun is complete; return the checkpoint, or None if nothing was.
+
+        Raises:
+            SaveError: on every rank, whichever of them had the problem.
+        """
+        if self._writing is None or self._position is None:
+            return None
+        writing, position = self._writing, self._position
+        if self.asynchronous:
+            writing.join()
+        self._writing = None
+        found = self.engine.gather_from_ranks(writing.result)
+        problems = [part for part in found if isinstance(part, str)]
+        if problems:
+            self._on_rank_0(lambda: self.store.abandon(position.step))
+            raise SaveError("; ".join(problems))
+        parts = {part_name(rank): part for rank, part in enumerate(found)}
+        self._on_rank_0(
+            lambda: self.store.commit(
+                position.step, position.to_json(), parts, keep_last=self.keep_last
+            )
+        )
+        return self.store.partial(position.step).with_suffix("")
+
+    def _begin(self, step: int, total: int) -> None:
+        self.store.begin(step)
+        free = shutil.disk_usage(self.store.folder).free
+        if free < total:
+            self.store.abandon(step)
+            raise SaveError(
+                f"{self.store.folder}: the checkpoint of step {step} needs {total:,} bytes, "
+                f"but {free:,} are free"
+            )
+
+    def _on_rank_0(self, act: Callable[[], object]) -> None:
+        """Let rank 0 act; raise on every rank what went wrong there."""
+        problem = None
+        if self.engine.rank == 0:
+            try:
+                act()
+            except SaveError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = _sentence(self.store.folder, error)
+        if problem := self.engine.gather_from_ranks(problem)[0]:
+            raise SaveError(problem)
+
+    @torch.no_grad()
+    def _copied(self, pieces: Sequence[Entry]) -> list[Entry]:
+        """Copy this rank's share into host memory, the same from save to save."""
+        sizes = [piece.bytes // 4 for piece in pieces]
+        if self._copy.numel() != sum(sizes):
+            self._copy = torch.empty(sum(sizes), pin_memory=self.engine.device.type == "cuda")
+        copied = []
+        for piece, values in zip(pieces, self._copy.split(sizes), strict=True):
+            values.copy_(piece.read(), non_blocking=True)
+            copied.append(replace(piece, read=_same(values)))
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.device)
+        return copied
+
+
+def _same(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: values
+
+
+class _Write(Thread):
+    """Writes one part; `result` is its fingerprint, or a sentence saying what went wrong."""
+
+    def __init__(self, path: Path, pieces: Sequence[Entry]) -> None:
+        super().__init__(name="checkpoint", daemon=True)
+        self.path = path
+        self.pieces = pieces
+        self.result: Fingerprint | str = f"{path}: was not written"
+
+    def run(self) -> None:
+        try:
+            self.result = write_tensors(self.path, self.pieces)
+        except OSError as error:
+            self.result = _sentence(self.path, error)
+
+
+def _sentence(path: Path, error: OSError) -> str:
+    return f"{error.filename or path}: cannot be written: {error.strerror}"
