@@ -8,6 +8,7 @@ from toolkit.memory.fsdp2_walk import Fsdp2Walk
 from toolkit.memory.ledger import Ledger, Peak
 from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.settings import StepSettings
+from toolkit.memory.zero_walk import build_zero_walk
 
 WALKED_MICRO_STEPS = 3
 """First, one in the middle and last: all others in between are the same."""
@@ -41,4 +42,6 @@ def build_engine_walk(settings: StepSettings, ledger: Ledger) -> EngineWalk:
         return EngineWalk(settings, ledger)
     if settings.strategy == "ddp":
         return DdpWalk(settings, ledger)
+    if settings.strategy.startswith("zero"):
+        return build_zero_walk(settings, ledger)
     return Fsdp2Walk(settings, ledger)
