@@ -3,6 +3,7 @@
 Started by `accelerate launch` with a shipped launch file; rank 0 writes what the fullest rank held.
 """
 
+import gc
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from toolkit.backends.launched import Launched, read_launch
 from toolkit.backends.process_group import start_process_group
 from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
-from toolkit.memory.allocator import MeasuredPeak, measure_peak
+from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, train_step
@@ -44,12 +45,15 @@ def measure(configuration: Configuration, launched: Launched) -> dict[str, objec
 
     AcceleratorState._reset_state()
     GradientState._reset_state()
+    gc.collect()
+    # Engines of earlier configurations may linger in this process; they are not this one's.
+    lingering = sum(live_storages().values())
     engine = build(configuration, launched)
     micro_batches = random_micro_batches(configuration)
     train_step(engine, micro_batches, lr=1e-3)
     with measure_peak(engine.device) as peak:
         train_step(engine, micro_batches, lr=1e-3)
-    fullest = engine.max_over_ranks(torch.tensor(peak.bytes))
+    fullest = engine.max_over_ranks(torch.tensor(peak.bytes - lingering))
     return {"peak": int(fullest), **_parts(engine, peak, configuration)}
 
 

@@ -22,6 +22,9 @@ from toolkit.memory.loss_walk import LossWalk
 from toolkit.memory.settings import StepSettings
 from toolkit.memory.tensors import Tensor, block_tensors, root_tensors
 
+GENERATOR_STATE = 5_056
+"""Bytes of `torch.get_rng_state()`."""
+
 
 class ModelWalk:
     """One micro-step of the model under an engine."""
@@ -210,8 +213,11 @@ class ModelWalk:
     def _forward_block_then_forget(self, layer: int) -> None:
         """Checkpointing keeps the block's input, which is its caller's, and nothing else.
 
-        Autocast still holds its copies of weights until the forward pass is over.
+        Autocast still holds its copies of weights until the forward pass is over. The generator's
+        state, kept for the recomputation, is host memory.
         """
+        if self.settings.device == "cpu":
+            self.ledger.add("activations", GENERATOR_STATE)
         self._forward_attention(layer)
         self._forward_mlp(layer)
         # The second residual goes last: the sum still needs it.
@@ -227,6 +233,8 @@ class ModelWalk:
         self._norm("ln_2", layer)
         self._linear("mlp.c_fc", layer, 1, 4, cast=True)
         self.ledger.add("activations", 4 * self.c * self.N)
+        if self.settings.device == "cpu":
+            self.ledger.drop("activations", GENERATOR_STATE)
         if self.casts:
             self.ledger.add("activations", 4 * self.c * self.d**2)
             # These copies are not in autocast's forward cache any more.

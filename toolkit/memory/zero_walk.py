@@ -119,11 +119,9 @@ class Zero12Walk(ZeroWalk):
         return max(held)
 
     def start(self) -> None:
-        """Also the working copy; stage 1 still refers to its last, largest gradient."""
+        """Also the working copy."""
         super().start()
         self.ledger.add("parameters", self.c * self.parameters)
-        if self.settings.strategy == "zero1":
-            self.ledger.add("gradients", 4 * self.largest)
 
     def gradient(self, tensor: Tensor) -> None:
         """Keep it for the whole window, or reduce it with its bucket."""

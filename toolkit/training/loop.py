@@ -18,10 +18,12 @@ from toolkit.checkpoint.store import CheckpointStore, Position, read_position
 from toolkit.data.batches import eval_batches
 from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 from toolkit.errors import NonFiniteError, UsageError
+from toolkit.memory.advice import comparison_after, estimate_run
+from toolkit.memory.allocator import MeasuredPeak, measure_peak
 from toolkit.model.sizes import GPT2_VOCAB_SIZE
 from toolkit.training.build import Run
 from toolkit.training.evaluate import evaluate
-from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
+from toolkit.training.metrics import MetricsLog, eval_line, train_line
 from toolkit.training.sample import sample_tokens
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
@@ -49,7 +51,10 @@ class Loop:
         self.log = MetricsLog(folder / "metrics.jsonl", last_step=self.step) if self.leads else None
         earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
-        self.peak_memory_bytes = earlier[-1]["peak_memory_bytes"] if earlier else 0
+        self.peak_memory_bytes: int | None = None
+        self.estimate = estimate_run(
+            self.config, self.engine.launched, device_type=self.engine.device.type
+        )
         self.rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
 
     @property
@@ -69,30 +74,38 @@ class Loop:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
         first = self.step
         while self.step < last:
-            with self._watch() if self.step == first else nullcontext():
-                self._train_once(timed=self.step > first)
+            done = self.step - first
+            with self._watch() if done == 0 else nullcontext():
+                self._train_once(timed=done > 0, measured=done > 0 and self._can_measure(done))
             if _due(self.step, training.eval_every, last):
                 self._evaluate()
             if _due(self.step, training.checkpoint_every, last):
                 self._save()
+        if self.peak_memory_bytes:
+            self.say(comparison_after(self.estimate, self.peak_memory_bytes))
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
 
-    def _train_once(self, *, timed: bool) -> None:
+    def _can_measure(self, done: int) -> bool:
+        """A GPU's allocator counts at no cost; a CPU's only in one profiled step, the second."""
+        return self.engine.device.type == "cuda" or done == 1
+
+    def _train_once(self, *, timed: bool, measured: bool) -> None:
         started = time.perf_counter()
         _seed_dropout(self.config.seed, self.step, self.engine.rank)
         micro_batches = [
             self._on_device(batch) for batch in self.run.batches.micro_batches(self.step)
         ]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
-        result, skipped = self._update(micro_batches, lr)
+        with measure_peak(self.engine.device) if measured else nullcontext() as peak:
+            result, skipped = self._update(micro_batches, lr)
         loss, grad_norm = result.loss.item(), float(result.grad_norm)
         self.step += 1
         self._require_finite(loss=loss, grad_norm=grad_norm)
         step_s = time.perf_counter() - started
-        peak = torch.tensor(peak_memory_bytes(self.engine.device), device=self.engine.device)
-        self.peak_memory_bytes = int(self.engine.max_over_ranks(peak))
+        if peak is not None:
+            self._keep_peak(peak)
         self.loss = loss
         tokens_per_s = self.run.plan.tokens_per_step / step_s
         if timed:
@@ -110,6 +123,13 @@ class Loop:
             "skipped": skipped,
         }
         self._report(record, train_line(record, steps=self.config.training.steps))
+
+    def _keep_peak(self, peak: MeasuredPeak) -> None:
+        """Keep the largest step of the fullest rank."""
+        found = torch.tensor(peak.bytes, device=self.engine.device)
+        self.peak_memory_bytes = max(
+            self.peak_memory_bytes or 0, int(self.engine.max_over_ranks(found))
+        )
 
     def _update(self, micro_batches: list[MicroBatch], lr: float) -> tuple[StepResult, int]:
         """Update once; where fp16 overflowed, again from the same batch at the lower loss scale.
@@ -235,8 +255,8 @@ class Loop:
             "steps": self.step,
             "final_loss": self.loss,
             "tokens_per_s": median(self.rates) if self.rates else None,
-            "peak_memory_bytes": self.peak_memory_bytes or None,
-            "estimated_peak_memory_bytes": None,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "estimated_peak_memory_bytes": self.estimate.total,
         }
 
 
