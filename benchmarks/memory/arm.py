@@ -98,24 +98,19 @@ def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
 
 
 def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> dict[str, int]:
-    """Tell the parts that can be told by who allocated them: loss and optimizer state."""
+    """Tell the parts that can be told by who allocated them: moments, and a plain loss."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    moments = {
-        id(tensor): tensor
+    moments = [
+        getattr(tensor, "_local_tensor", tensor)
         for state in inner.state.values()
         for tensor in state.values()
         if torch.is_tensor(tensor) and tensor.numel() > 1
-    }
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in moments.values()]
-    loss = ("softmax", "nll_loss", "cross_entropy", "ChunkedCrossEntropy")
-    return {
-        "optimizer": sum(tensor.untyped_storage().nbytes() for tensor in local),
-        "loss": sum(
-            block.size
-            for block in peak.held
-            if any(word in operator.lower() for word in loss for operator in block.operators)
-        ),
-    }
+    ]
+    parts = {"optimizer": sum(tensor.untyped_storage().nbytes() for tensor in moments)}
+    if configuration.loss == "plain":
+        logits = 4 * configuration.tokens * configuration.sizes().vocab_size
+        parts["loss"] = sum(block.size for block in peak.held if block.size == logits)
+    return parts
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ class Configuration:
         """Return the fields."""
         return asdict(self)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-step on one rank."""
+        return self.micro_batch_size * self.seq_len
+
     def sizes(self) -> ModelSizes:
         """Return the model's sizes."""
         if self.model in PRESETS:

@@ -9,6 +9,7 @@ every operator's results. It sees no kernel's scratch. DDP's reducer and DeepSpe
 The step is traced on the CPU's operators, whose autocast rules and kernels keep what CUDA's do here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,11 +94,11 @@ def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
         (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
         for _ in range(settings.grad_accum_steps)
     ]
+    engine.accelerator.after_backward = tracker.reset_mod_stats
     for _ in range(2):
         with tracker:
             train_step(engine, micro_batches, lr=1e-3)
         snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
-        tracker.reset_mod_stats()
     return {kind: size for kind, size in snapshot.items() if str(kind) != "Total"}
 
 
@@ -115,8 +116,13 @@ class _Accelerator:
 
     device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self.after_backward: Callable[[], None] = lambda: None
+
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
+        # The trackers take one pass through the modules at a time.
+        self.after_backward()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
