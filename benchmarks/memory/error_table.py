@@ -43,16 +43,15 @@ def main() -> None:
 
 
 def missing_groups(oracle: dict[Configuration, dict[str, int]]) -> Iterable[list[Configuration]]:
-    """Yield what is to be measured together: traces one by one, launches by strategy and ranks."""
+    """Yield what is to be measured together: launches by strategy and ranks, traces one by one."""
     todo = [c for name in SETS for c in load(name) if c not in oracle]
-    yield from ([c] for c in todo if c.method == "trace")
-
     def key(configuration: Configuration) -> tuple[str, int]:
         return configuration.strategy, configuration.world_size
 
     measured = sorted((c for c in todo if c.method == "allocator"), key=key)
     for _, group in groupby(measured, key):
         yield list(group)
+    yield from ([c] for c in todo if c.method == "trace")
 
 
 def run_group(group: list[Configuration]) -> list[dict[str, int]]:
@@ -70,10 +69,8 @@ def read_oracle() -> dict[Configuration, dict[str, int]]:
     if not ORACLE.exists():
         return {}
     with ORACLE.open() as file:
-        return {
-            Configuration.from_row(row): json.loads(row.pop("bytes"))
-            for row in csv.DictReader(file)
-        }
+        rows = [(json.loads(row.pop("bytes")), row) for row in csv.DictReader(file)]
+    return {Configuration.from_row(row): found for found, row in rows}
 
 
 def write_oracle(oracle: dict[Configuration, dict[str, int]]) -> None:

@@ -14,6 +14,9 @@ from toolkit.memory.report import Row, as_json, estimate_row, max_micro_batch, p
 from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes
 
+TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
+"""DDP's reducer and DeepSpeed refuse tensors without data."""
+
 REPLICAS = 2
 """Replica groups of the shipped launch file of hybrid sharding."""
 
@@ -49,6 +52,12 @@ def estimate(question: Question) -> None:
         UsageError: a value is wrong, or no row is left.
     """
     gpus = [find_gpu(question.gpu)] if question.gpu else load_gpus()
+    untraced = [name for name in question.strategies if name not in TRACED]
+    if question.method == "trace" and untraced:
+        raise UsageError(
+            f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
+            f"--strategies {','.join(TRACED)}"
+        )
     if question.largest and not question.gpu:
         raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
     config = _load(question)

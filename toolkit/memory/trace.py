@@ -27,15 +27,13 @@ from toolkit.backends.fsdp2 import Fsdp2Engine
 from toolkit.backends.launched import Launched
 from toolkit.backends.replicated import ReplicatedEngine
 from toolkit.config import OptimizerConfig
-from toolkit.errors import UsageError
+from toolkit.memory.estimate import WALKED_MICRO_STEPS
 from toolkit.memory.ledger import PARTS, Part
 from toolkit.memory.report import Row
 from toolkit.memory.settings import StepSettings
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import train_step
-
-TRACED = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
 
 # Words of the trackers' own categories; the loss is among activations and temporaries there.
 _PARTS: tuple[tuple[str, Part], ...] = (
@@ -50,16 +48,7 @@ _PARTS: tuple[tuple[str, Part], ...] = (
 
 
 def trace_row(settings: StepSettings) -> Row:
-    """Trace two steps and return the second one's peak.
-
-    Raises:
-        UsageError: the strategy cannot be traced.
-    """
-    if settings.strategy not in TRACED:
-        raise UsageError(
-            f"--method trace: {settings.strategy} needs real tensors; traced are "
-            f"{', '.join(TRACED)} (choose them with --strategies)"
-        )
+    """Trace two steps of a strategy without a reducer of its own; return the second one's peak."""
     sharded = settings.strategy != "single"
     if sharded:
         dist.init_process_group(
@@ -92,7 +81,7 @@ def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
     shape = (settings.micro_batch_size, settings.seq_len)
     micro_batches = [
         (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
-        for _ in range(settings.grad_accum_steps)
+        for _ in range(min(settings.grad_accum_steps, WALKED_MICRO_STEPS))
     ]
     engine.accelerator.after_backward = tracker.reset_mod_stats
     for _ in range(2):
