@@ -10,7 +10,7 @@ PROCESSES ?= 2
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long check data clean
+.PHONY: train test test-long check data memory-errors clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -24,6 +24,9 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/pytest -m long
+
+memory-errors: $(READY)
+	$(BIN)/python -m benchmarks.memory.error_table
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

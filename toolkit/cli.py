@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -113,7 +113,8 @@ def verify_engines(
 @app.command()
 def estimate(
     config: Annotated[
-        Path | None, typer.Option(help="A run configuration; else the defaults.", metavar="RUN.yaml")
+        Path | None,
+        typer.Option(help="A run configuration; else the defaults.", metavar="RUN.yaml"),
     ] = None,
     overrides: Overrides = None,
     preset: Annotated[str | None, typer.Option(help="Same as model.preset=...")] = None,
@@ -122,12 +123,14 @@ def estimate(
     ] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)] = 8,
     strategies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(STRATEGIES),
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")] = "cuda",
     gpu: Annotated[str | None, typer.Option(help="The GPU it has to fit, such as A100-80.")] = None,
     max_micro_batch: Annotated[
         bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits.")
     ] = False,
-    method: Annotated[str, typer.Option(help="formula or trace.")] = "formula",
+    method: Annotated[
+        Literal["formula", "trace"], typer.Option(help="Closed form, or the step on fake tensors.")
+    ] = "formula",
     plot: Annotated[
         Path | None, typer.Option(help="Draw the step of the first row.", metavar="FILE")
     ] = None,
@@ -148,10 +151,10 @@ def estimate(
             ],
             strategies=choices("--strategies", strategies, STRATEGIES),
             world_size=world_size,
-            device=choices("--device", device, ("cuda", "cpu"))[0],
+            device=device,
             gpu=gpu,
             largest=max_micro_batch,
-            method=choices("--method", method, ("formula", "trace"))[0],
+            method=method,
             plot=plot,
             as_json=as_json,
         )

@@ -34,7 +34,11 @@ class Configuration:
         """Read a row of text, or what `row` gave."""
         numbers = ("world_size", "micro_batch_size", "seq_len", "grad_accum_steps")
         values = {name: int(value) if name in numbers else value for name, value in row.items()}
-        values["activation_checkpointing"] = row["activation_checkpointing"] in ("yes", "True", True)
+        values["activation_checkpointing"] = row["activation_checkpointing"] in (
+            "yes",
+            "True",
+            True,
+        )
         values["dropout"] = float(row["dropout"])
         return cls(**values)
 

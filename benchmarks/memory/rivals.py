@@ -1,14 +1,15 @@
 """Other calculators' formulas, re-expressed from their code and documentation, for comparison.
 
-They claim different things: accelerate's and DeepSpeed's are about model states alone. `None` where
-a formula has nothing to say about a configuration. With P parameters, W ranks, and s, b, h, a, L the
-sequence, micro-batch, width, heads and layers:
+They claim different things: accelerate's and DeepSpeed's are about model states alone. `None`
+where a formula has nothing to say about a configuration. With P parameters, W ranks, and s, b, h,
+a, L the sequence, micro-batch, width, heads and layers:
 
     accelerate estimate-memory        16 P ("training using Adam")
     DeepSpeed, ZeRO-2 and 3           2 P + 18 P / W, and 4 x largest layer + 18 P / W
-    EleutherAI calc_transformer_mem   states by stage and s b h L (34 + 5 a s / h), its constants for
-                                      communication and miscellany left out
-    Megatron-LM, no parallelism       18 P, or 6 P + 12 P / W where states are sharded, and 34 s b h L
+    EleutherAI calc_transformer_mem   states by stage and s b h L (34 + 5 a s / h), its
+                                      constants for communication and miscellany left out
+    Megatron-LM, no parallelism       18 P, or 6 P + 12 P / W where states are sharded, and
+                                      34 s b h L
 """
 
 from toolkit.memory.settings import StepSettings
@@ -43,7 +44,9 @@ def eleuther(settings: StepSettings) -> int | None:
         sizes.parameter_count, stage=_stage(settings), ranks=settings.world_size
     )
     per_layer = 34 + 5 * sizes.n_head * seq / sizes.n_embd
-    return states + round(seq * settings.micro_batch_size * sizes.n_embd * sizes.n_layer * per_layer)
+    return states + round(
+        seq * settings.micro_batch_size * sizes.n_embd * sizes.n_layer * per_layer
+    )
 
 
 def megatron(settings: StepSettings) -> int | None:

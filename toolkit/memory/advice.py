@@ -2,9 +2,9 @@
 
 from toolkit.backends.launched import Launched
 from toolkit.config import RunConfig
+from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
 from toolkit.memory.ledger import Peak
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.report import describe_parts
 from toolkit.memory.settings import Device, settings_of_run
 

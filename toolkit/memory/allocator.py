@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from toolkit.memory.calibration import calibrate, save_calibration
+
 
 class Block(NamedTuple):
     """One allocation: its size and the operators, outermost first, that made it."""
@@ -41,6 +43,24 @@ class MeasuredPeak:
     held: list[Block] = field(default_factory=list)
     reserved: int | None = None
     device_total: int | None = None
+
+    def on_device(self) -> dict[str, int]:
+        """Return what a GPU tells beyond allocated bytes, under the names of `metrics.jsonl`."""
+        if self.reserved is None or self.device_total is None:
+            return {}
+        return {
+            "reserved_memory_bytes": self.reserved,
+            "device_memory_bytes": self.device_total,
+        }
+
+    def keep_calibration(self) -> None:
+        """Let later estimates know what this GPU needs beyond allocated bytes."""
+        if self.reserved is not None and self.device_total is not None:
+            save_calibration(
+                calibrate(
+                    allocated=self.bytes, reserved=self.reserved, device_total=self.device_total
+                )
+            )
 
 
 @contextmanager

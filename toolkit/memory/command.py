@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
+from typing import Literal
 
 from toolkit.backends.strategies import Strategy, supported_pairs
 from toolkit.config import RunConfig, load_run_config
@@ -40,7 +40,7 @@ class Question:
     device: Device
     gpu: str | None
     largest: bool
-    method: str
+    method: Literal["formula", "trace"]
     plot: Path | None
     as_json: bool
 

@@ -1,7 +1,5 @@
 """The closed-form estimate: one steady optimizer step walked in program order."""
 
-from dataclasses import dataclass
-
 from toolkit.memory.ddp_walk import DdpWalk
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.fsdp2_walk import Fsdp2Walk

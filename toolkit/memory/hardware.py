@@ -6,15 +6,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import UsageError
+from toolkit.memory.calibration import Calibration, load_calibration
 
 GIB = 2**30
-
-CONTEXT_BYTES = 2**30
-"""Set aside for the CUDA context, libraries and NCCL: 0.3 to 1.4 GB have been reported."""
-
-RESERVED_OVER_ALLOCATED = 1.1
-"""Allowance for rounding and fragmentation of PyTorch's allocator. Public runs report reserved
-over allocated of 1.006 to 1.6; a calibration on the GPU itself replaces both constants."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +17,20 @@ class Gpu:
 
     name: str
     memory_bytes: int
+    calibration: Calibration
 
     def holds(self, allocated: int) -> bool:
         """Whether a peak of allocated bytes fits, with context and fragmentation allowed for."""
-        return allocated * RESERVED_OVER_ALLOCATED + CONTEXT_BYTES <= self.memory_bytes
+        return self.calibration.device_bytes(allocated) <= self.memory_bytes
 
 
 def load_gpus() -> list[Gpu]:
     """Return the known GPUs, the smallest first; forms of equal memory are one."""
     with Path(__file__).with_name("hardware.csv").open() as file:
         sizes = {row["gpu"]: int(row["memory_gb"]) * GIB for row in csv.DictReader(file)}
-    return sorted((Gpu(name, size) for name, size in sizes.items()), key=lambda gpu: gpu.memory_bytes)
+    calibration = load_calibration()
+    gpus = [Gpu(name, size, calibration) for name, size in sizes.items()]
+    return sorted(gpus, key=lambda gpu: gpu.memory_bytes)
 
 
 def find_gpu(name: str) -> Gpu:

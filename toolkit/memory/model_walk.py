@@ -228,7 +228,7 @@ class ModelWalk:
             self.cached_copies += 12 * self.d**2 * self.c
 
     def _recompute_block(self, layer: int) -> None:
-        """Run the block again up to the last tensor that backward needs: its last product is not."""
+        """Run the block again up to the last tensor that backward needs: not its last product."""
         self._forward_attention(layer)
         self._norm("ln_2", layer)
         self._linear("mlp.c_fc", layer, 1, 4, cast=True)
@@ -246,7 +246,7 @@ class ModelWalk:
 
     def _backward_block(self, layer: int) -> None:
         keep, free = self.ledger.add, self.ledger.drop
-        c, r, N = self.c, self.r, self.N
+        c, N = self.c, self.N
         weights = self.blocks[layer]
         self._cast_down()
         self._undo_dropout(c)

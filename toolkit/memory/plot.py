@@ -5,7 +5,7 @@ from pathlib import Path
 from toolkit.errors import UsageError
 from toolkit.memory.estimate import walk_step
 from toolkit.memory.hardware import GIB
-from toolkit.memory.ledger import PARTS
+from toolkit.memory.ledger import PARTS, Part
 from toolkit.memory.settings import StepSettings
 
 
@@ -22,7 +22,7 @@ def plot_step(settings: StepSettings, path: Path) -> None:
 
     ledger = walk_step(settings)
     held = dict.fromkeys(PARTS, 0)
-    curves: dict[str, list[float]] = {part: [] for part in PARTS}
+    curves: dict[Part, list[float]] = {part: [] for part in PARTS}
     for size, changed in ledger.events:
         held[changed] += size
         for part in PARTS:
@@ -31,7 +31,7 @@ def plot_step(settings: StepSettings, path: Path) -> None:
     event = ledger.totals().index(peak.total)
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
-    axes.stackplot(range(len(ledger.events)), curves.values(), labels=PARTS, step="post")
+    axes.stackplot(range(len(ledger.events)), list(curves.values()), labels=PARTS, step="post")
     axes.plot(event, peak.total / GIB, "kv")
     axes.annotate(
         f"{peak.total / GIB:.2f} GiB, {peak.moment}",

@@ -94,7 +94,9 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu], largest: Sequence[int 
     from rich.table import Table
     from rich.text import Text
 
-    colours = dict(zip(PARTS, ("blue", "green", "cyan", "yellow", "red", "magenta", "white"), strict=True))
+    colours = dict(
+        zip(PARTS, ("blue", "green", "cyan", "yellow", "red", "magenta", "white"), strict=True)
+    )
     table = Table(box=None, pad_edge=False)
     for title in ("strategy", "accumulation"):
         table.add_column(title, no_wrap=True)

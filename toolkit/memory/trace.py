@@ -6,7 +6,7 @@ memory trackers (`torch.distributed._tools`, private, hence pinned by a test) co
 every operator's results. It sees no kernel's scratch. DDP's reducer and DeepSpeed need data;
 `benchmarks/memory` measures them with real tensors instead.
 
-The step is traced on the CPU's operators, whose autocast rules and kernels keep what CUDA's do here.
+The step is traced on the CPU's operators; a GPU's attention and fused kernels keep the same.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,7 @@ def trace_row(settings: StepSettings) -> Row:
     """Trace two steps of a strategy without a reducer of its own; return the second one's peak."""
     sharded = settings.strategy != "single"
     if sharded:
-        dist.init_process_group(
-            "fake", rank=0, world_size=settings.world_size, store=FakeStore()
-        )
+        dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=FakeStore())
     try:
         # The mesh reads its ranks' numbers, which fake tensors do not have.
         mesh = _mesh(settings) if sharded else None

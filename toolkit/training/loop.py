@@ -52,6 +52,7 @@ class Loop:
         earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
         self.peak_memory_bytes: int | None = None
+        self.last_peak: MeasuredPeak | None = None
         self.estimate = estimate_run(
             self.config, self.engine.launched, device_type=self.engine.device.type
         )
@@ -83,6 +84,8 @@ class Loop:
                 self._save()
         if self.peak_memory_bytes:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
+        if self.leads and self.last_peak is not None:
+            self.last_peak.keep_calibration()
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
@@ -106,6 +109,7 @@ class Loop:
         step_s = time.perf_counter() - started
         if peak is not None:
             self._keep_peak(peak)
+        on_device = peak.on_device() if peak is not None else {}
         self.loss = loss
         tokens_per_s = self.run.plan.tokens_per_step / step_s
         if timed:
@@ -121,11 +125,13 @@ class Loop:
             "step_s": step_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "skipped": skipped,
+            **on_device,
         }
         self._report(record, train_line(record, steps=self.config.training.steps))
 
     def _keep_peak(self, peak: MeasuredPeak) -> None:
         """Keep the largest step of the fullest rank."""
+        self.last_peak = peak
         found = torch.tensor(peak.bytes, device=self.engine.device)
         self.peak_memory_bytes = max(
             self.peak_memory_bytes or 0, int(self.engine.max_over_ranks(found))
