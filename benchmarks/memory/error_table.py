@@ -219,14 +219,18 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 _EXPLAINED = """\
-Errors are of the peak of one rank, relative to what was found; the worst part is the largest difference in a part that both sides tell apart, relative to the peak. `trace` is the real
-step on tensors without data (`toolkit estimate --method trace`), `allocator` the real engines on a
-CPU, second step, by PyTorch's allocator events, the fullest rank. Neither is a GPU: kernels'
-scratch, NCCL, the CUDA context and fragmentation are in none of the figures. `held_out` was fixed
-before the formula was written. What rivals leave out is said in `benchmarks/memory/rivals.py`."""
+Errors are of the peak of one rank, relative to what was found; the worst part is the largest
+difference in a part that both sides tell apart, relative to the peak. `trace` is the real step on
+tensors without data (`toolkit estimate --method trace`), `allocator` the real engines on a CPU,
+second step, by PyTorch's allocator events, the fullest rank. Neither is a GPU: kernels' scratch,
+NCCL, the CUDA context and fragmentation are in none of the figures. `held_out` was fixed before the
+formula was written; one of its rows then showed that a term was missing, the all-reduced tensors
+that hybrid sharding keeps (hsdp, sharded: -3.26 % before it was added from PyTorch's source). What
+rivals leave out is said in `benchmarks/memory/rivals.py`."""
 
 _PUBLIC = """\
-Rows whose source gives enough of a configuration. Estimates are allocated bytes; a GPU needs context, NCCL and fragmentation on top, so a bound says little beyond its direction. 23.36 GB were
+Rows whose source gives enough of a configuration. Estimates are allocated bytes; a GPU needs
+context, NCCL and fragmentation on top, so a bound says little beyond its direction. 23.36 GB were
 read off the device, some 21.75 GiB."""
 
 

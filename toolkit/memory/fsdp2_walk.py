@@ -9,6 +9,7 @@ and S shards, c bytes per element computed with:
                               buffer is kept until the next group has been copied out of its own
     backward                  the next block's buffer, prefetched; c p of gradients
     to reduce                 4 S s of input, kept until the next group reduces; 4 s of output
+    hybrid, A > 1, sharded    4 s of every group, all-reduced, to the end of the backward pass
     without reduction         4 p of gradients, however many ranks there are
 
 Gloo, on a CPU, gathers through one more buffer of the same size and scatters by reducing a copy.
@@ -46,6 +47,7 @@ class Fsdp2Walk(EngineWalk):
         self.communicates = shards > 1
         self.gather_buffers: list[int] = []
         self.reduce_buffer = 0
+        self.all_reduced = 0
 
     def start(self) -> None:
         """Allocate the slices and their moments."""
@@ -104,8 +106,8 @@ class Fsdp2Walk(EngineWalk):
     def end_backward(self) -> None:
         """Reduce the root; the last reduction's input goes with the backward pass."""
         self._reduce(self.root)
-        self.ledger.drop("communication", self.reduce_buffer)
-        self.reduce_buffer = 0
+        self.ledger.drop("communication", self.reduce_buffer + self.all_reduced)
+        self.reduce_buffer = self.all_reduced = 0
 
     def step(self) -> None:
         """Update the slices."""
@@ -170,5 +172,12 @@ class Fsdp2Walk(EngineWalk):
         ledger.add("gradients", 4 * group.shard)
         if self.on_cpu and self.communicates:
             ledger.touch("communication", size)
-        if self.micro_step and self.settings.accumulation != "replicated":
+        if self.micro_step and self.settings.accumulation == "sharded":
+            # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
+            # tensor of every group to the end of the backward pass.
+            ledger.drop("gradients", 4 * group.shard)
+            if self.settings.replicas > 1:
+                ledger.add("communication", 4 * group.shard)
+                self.all_reduced += 4 * group.shard
+        elif self.micro_step and self.settings.accumulation == "deferred":
             ledger.drop("gradients", 4 * group.shard)
