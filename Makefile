@@ -10,7 +10,7 @@ PROCESSES ?= 2
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash check data clean
+.PHONY: train test test-long test-crash check data memory-errors clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -28,6 +28,10 @@ test-long: $(READY)
 # Kills runs at random moments, three times each, and compares every end with an unbroken run's.
 test-crash: $(READY)
 	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
+
+# The memory formula and its rivals against traced and measured steps.
+memory-errors: $(READY)
+	$(BIN)/python -m benchmarks.memory.error_table
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -121,6 +121,57 @@ def verify_engines(
         timeout_s=timeout,
     )
     raise typer.Exit(code)
+
+
+@app.command()
+def estimate(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A run configuration; else the defaults.", metavar="RUN.yaml"),
+    ] = None,
+    overrides: Overrides = None,
+    preset: Annotated[str | None, typer.Option(help="Same as model.preset=...")] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Same as batch.micro_batch_size=...")
+    ] = None,
+    world_size: Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)] = 8,
+    strategies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(STRATEGIES),
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")] = "cuda",
+    gpu: Annotated[str | None, typer.Option(help="The GPU it has to fit, such as A100-80.")] = None,
+    max_micro_batch: Annotated[
+        bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits.")
+    ] = False,
+    method: Annotated[
+        Literal["formula", "trace"], typer.Option(help="Closed form, or the step on fake tensors.")
+    ] = "formula",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the step of the first row.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how much memory a run takes per GPU, for every strategy and mode."""
+    from toolkit.memory.command import Question
+    from toolkit.memory.command import estimate as run
+    from toolkit.verify.options import choices
+
+    given = {"model.preset": preset, "batch.micro_batch_size": micro_batch_size}
+    run(
+        Question(
+            config_file=config,
+            overrides=[
+                *(f"{key}={value}" for key, value in given.items() if value is not None),
+                *(overrides or []),
+            ],
+            strategies=choices("--strategies", strategies, STRATEGIES),
+            world_size=world_size,
+            device=device,
+            gpu=gpu,
+            largest=max_micro_batch,
+            method=method,
+            plot=plot,
+            as_json=as_json,
+        )
+    )
 
 
 @data.command()

@@ -219,7 +219,8 @@ def test_out_of_memory_says_what_to_lower(
     monkeypatch.setattr(loop_module, "train_step", fail)
     assert worker.main(["--config", str(run_file)]) == 5
     sentence = capsys.readouterr().err
-    assert "out of memory on rank 0: Tried to allocate 2 GiB. Lower batch.micro" in sentence
+    assert "out of memory on rank 0: Tried to allocate 2 GiB. Estimated " in sentence
+    assert "lower batch.micro_batch_size" in sentence
     assert "Traceback" not in sentence
     assert summary(run_file)["exit"] == 5
 

@@ -19,12 +19,14 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data.batches import eval_batches
 from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 from toolkit.errors import NonFiniteError, Preempted
+from toolkit.memory.advice import comparison_after, estimate_run
+from toolkit.memory.allocator import MeasuredPeak, measure_peak
 from toolkit.model.sizes import GPT2_VOCAB_SIZE
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.evaluate import evaluate
 from toolkit.training.health import Health
-from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
+from toolkit.training.metrics import MetricsLog, eval_line, train_line
 from toolkit.training.sample import sample_tokens
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
@@ -81,7 +83,11 @@ class Loop:
         self.log = self._open_log()
         earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
-        self.peak_memory_bytes = earlier[-1]["peak_memory_bytes"] if earlier else 0
+        self.peak_memory_bytes: int | None = None
+        self.last_peak: MeasuredPeak | None = None
+        self.estimate = estimate_run(
+            self.config, self.engine.launched, device_type=self.engine.device.type
+        )
         self.rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
 
     @property
@@ -111,12 +117,12 @@ class Loop:
         last = training.stop_at or training.steps
         if self.step >= last:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
-        first = True
+        done = 0
         while self.step < last:
             self.mark(self.step)
-            with self._watch() if first else nullcontext():
-                stop, writing = self._train_once(timed=not first)
-            first = False
+            with self._watch() if done == 0 else nullcontext():
+                stop, writing = self._train_once(done=done)
+            done += 1
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
@@ -128,13 +134,24 @@ class Loop:
             if stop and self.step < last:
                 self._end_early(signal.Signals(stop).name)
         self.saving.finish()
+        if self.peak_memory_bytes:
+            self.say(comparison_after(self.estimate, self.peak_memory_bytes))
+        if self.leads and self.last_peak is not None:
+            self.last_peak.keep_calibration()
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
 
-    def _train_once(self, *, timed: bool) -> tuple[int, int]:
+    def _can_measure(self, done: int) -> bool:
+        """A GPU's allocator counts at no cost; a CPU's only in one profiled step, the second."""
+        return self.engine.device.type == "cuda" or done == 1
+
+    def _train_once(self, *, done: int) -> tuple[int, int]:
         """Do one step; return what all ranks agreed on: a signal to stop for, and whether any rank
         is still writing a checkpoint.
+
+        Args:
+            done: steps since this start; the first is watched, and so not timed or measured.
         """
         started = time.perf_counter()
         _seed_dropout(self.config.seed, self.data_step, self.engine.rank)
@@ -142,14 +159,16 @@ class Loop:
             self._on_device(batch) for batch in self.run.batches.micro_batches(self.data_step)
         ]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
-        result, skipped = self._update(micro_batches, lr)
+        measured = done > 0 and self._can_measure(done)
+        with measure_peak(self.engine.device) if measured else nullcontext() as peak:
+            result, skipped = self._update(micro_batches, lr)
         loss, grad_norm = result.loss.item(), float(result.grad_norm)
         left_out = self.engine.step_was_skipped
         self.step += 1
         self.data_step += 1
         self.updates += not left_out
         step_s = time.perf_counter() - started
-        stop, writing = self._agree()
+        stop, writing = self._agree(peak)
         verdict = self.health.judge(
             step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
         )
@@ -160,7 +179,7 @@ class Loop:
             return stop, writing
         self.loss = loss
         tokens_per_s = self.run.plan.tokens_per_step / step_s
-        if timed:
+        if done:
             self.rates.append(tokens_per_s)
         record = {
             "kind": "train",
@@ -173,6 +192,7 @@ class Loop:
             "step_s": step_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "skipped": skipped,
+            **(peak.on_device() if peak else {}),
         }
         self._report(record, train_line(record, steps=self.config.training.steps))
         if verdict == "spike":
@@ -193,16 +213,19 @@ class Loop:
             "row at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
         )
 
-    def _agree(self) -> tuple[int, int]:
+    def _agree(self, peak: MeasuredPeak | None) -> tuple[int, int]:
         """Share in one reduction what each rank knows alone: memory, a signal, unfinished writing.
 
         Returns:
             The highest number of a signal that any rank got, or 0; and whether any is writing.
         """
         stop = signal.Signals[self.stop.signal].value if self.stop.signal else 0
-        own = [peak_memory_bytes(self.engine.device), stop, int(self.saving.is_writing)]
+        own = [peak.bytes if peak else 0, stop, int(self.saving.is_writing)]
         found = self.engine.max_over_ranks(torch.tensor(own, device=self.engine.device))
-        self.peak_memory_bytes, stop, writing = map(int, found)
+        largest, stop, writing = map(int, found)
+        if peak is not None:
+            self.last_peak = peak
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, largest)
         return stop, writing
 
     def _leave_out(self, loss: float, grad_norm: float) -> None:
@@ -296,8 +319,8 @@ class Loop:
             "steps": self.step,
             "final_loss": self.loss,
             "tokens_per_s": median(self.rates) if self.rates else None,
-            "peak_memory_bytes": self.peak_memory_bytes or None,
-            "estimated_peak_memory_bytes": None,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "estimated_peak_memory_bytes": self.estimate.total,
         }
 
 

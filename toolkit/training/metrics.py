@@ -1,12 +1,8 @@
 """What a run reports: one JSON object and one console line per step."""
 
 import json
-import resource
-import sys
 from pathlib import Path
 from typing import Any, TextIO
-
-import torch
 
 from toolkit.errors import UsageError
 
@@ -61,12 +57,13 @@ def _step_of(line: str) -> float:
 
 def train_line(record: dict[str, Any], *, steps: int) -> str:
     """Return the console line of a training record."""
-    memory = f"{record['peak_memory_bytes'] / GIB:.2f} GiB"
+    peak = record["peak_memory_bytes"]
+    memory = f" | {peak / GIB:.3f} GiB" if peak is not None else ""
     skipped = f" | skipped {record['skipped']}" if record.get("skipped") else ""
     return (
         f"step {record['step']:>5}/{steps} | loss {record['loss']:.4f} | "
         f"grad_norm {record['grad_norm']:.3f} | lr {record['lr']:.2e} | "
-        f"{record['step_s'] * 1e3:.0f} ms | {record['tokens_per_s']:,.0f} tokens/s | "
+        f"{record['step_s'] * 1e3:.0f} ms | {record['tokens_per_s']:,.0f} tokens/s"
         f"{memory}{skipped}"
     )
 
@@ -75,15 +72,3 @@ def eval_line(record: dict[str, Any], *, steps: int) -> str:
     """Return the console line of an evaluation record."""
     tokens = f"{record['tokens']:,} tokens"
     return f"eval {record['step']:>5}/{steps} | loss {record['loss']:.4f} | {tokens}"
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return this rank's memory peak so far.
-
-    On a GPU what PyTorch's allocator held at most; on a CPU the largest resident set of the
-    process, which includes the libraries themselves.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

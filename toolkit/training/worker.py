@@ -16,6 +16,9 @@ from toolkit.check import check_pair
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.launch_file import load_launch_file
+from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
+from toolkit.memory.hardware import GIB
+from toolkit.memory.report import describe_parts
 from toolkit.training.run_folder import (
     clear_summary,
     make_run_folder,
@@ -123,9 +126,16 @@ def _run(
 ) -> None:
     # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    import torch
+
     from toolkit.training.build import build_run
     from toolkit.training.loop import Loop
 
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    estimate = estimate_run(config, launched, device_type=device_type)
+    summary["estimated_peak_memory_bytes"] = estimate.total
+    if warning := warning_before(estimate, _memory_per_rank()):
+        say(warning)
     try:
         run = build_run(config, launched, folder)
         if launched.rank == 0:
@@ -145,7 +155,8 @@ def _run(
             raise
         raise OutOfMemoryError(
             f"out of memory on rank {launched.rank}: {(str(error).splitlines() or [''])[0]} "
-            "Lower batch.micro_batch_size, or set model.activation_checkpointing: true"
+            f"Estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
+            f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
         ) from None
 
 
@@ -173,6 +184,18 @@ def _watched(
         yield watchdog.mark
     finally:
         watchdog.close()
+
+
+def _memory_per_rank() -> int:
+    """Bytes of this rank's GPU, or its share of the host's memory."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        _, total = torch.cuda.mem_get_info()
+        return int(total)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(psutil.virtual_memory().total) // ranks_here
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,0 +1,117 @@
+"""One launched process of the error table: train each configuration and measure its second step.
+
+Started by `accelerate launch` with a shipped launch file; rank 0 writes what the fullest rank held.
+"""
+
+import gc
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from benchmarks.memory.configurations import Configuration
+from toolkit.backends.build import build_engine
+from toolkit.backends.engine import Engine
+from toolkit.backends.launched import Launched, read_launch
+from toolkit.backends.process_group import start_process_group
+from toolkit.batching import plan_batch
+from toolkit.config import OptimizerConfig
+from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
+from toolkit.model.gpt2 import GPT2
+from toolkit.training.optimizer import build_optimizer
+from toolkit.training.step import MicroBatch, train_step
+
+
+def main(order_file: Path) -> None:
+    """Measure the configurations of an order file."""
+    order = json.loads(order_file.read_text())
+    launched = read_launch(os.environ)
+    start_process_group(launched, timeout=timedelta(seconds=120))
+    found = []
+    for fields in order["configurations"]:
+        configuration = Configuration.from_row(fields)
+        peak = measure(configuration, launched)
+        found.append(peak)
+    if launched.rank == 0:
+        Path(order["results"]).write_text(json.dumps(found))
+
+
+def measure(configuration: Configuration, launched: Launched) -> dict[str, object]:
+    """Return the fullest rank's peak, and this rank's by what its blocks are."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    gc.collect()
+    # Engines of earlier configurations may linger in this process; they are not this one's.
+    lingering = sum(live_storages().values())
+    engine = build(configuration, launched)
+    micro_batches = random_micro_batches(configuration)
+    train_step(engine, micro_batches, lr=1e-3)
+    with measure_peak(engine.device) as peak:
+        train_step(engine, micro_batches, lr=1e-3)
+    fullest = engine.max_over_ranks(torch.tensor(peak.bytes - lingering))
+    return {"peak": int(fullest), **_parts(engine, peak, configuration)}
+
+
+def build(configuration: Configuration, launched: Launched) -> Engine:
+    """Build the real engine around the real model."""
+    settings = configuration.settings(device="cpu")
+    torch.manual_seed(0)
+    model = GPT2(
+        settings.sizes,
+        dropout=settings.dropout,
+        activation_checkpointing=settings.activation_checkpointing,
+        loss=settings.loss,
+    )
+    optimizer = OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
+    wave = settings.micro_batch_size * settings.seq_len * settings.world_size
+    plan = plan_batch(
+        tokens_per_step=wave * settings.grad_accum_steps,
+        seq_len=settings.seq_len,
+        micro_batch_size=settings.micro_batch_size,
+        world_size=settings.world_size,
+    )
+    return build_engine(
+        model,
+        build_optimizer(model, optimizer),
+        launched=launched,
+        plan=plan,
+        sizes=settings.sizes,
+        accumulation=settings.accumulation,
+        precision=settings.precision,
+        grad_clip=1.0,
+    )
+
+
+def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
+    """Return tokens and targets of one step."""
+    shape = (configuration.micro_batch_size, configuration.seq_len)
+    vocabulary = configuration.sizes().vocab_size
+    return [
+        (torch.randint(vocabulary, shape), torch.randint(vocabulary, shape))
+        for _ in range(configuration.grad_accum_steps)
+    ]
+
+
+def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> dict[str, int]:
+    """Tell the parts that can be told by who allocated them: moments, and a plain loss."""
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    moments = [
+        getattr(tensor, "_local_tensor", tensor)
+        for state in inner.state.values()
+        for tensor in state.values()
+        if torch.is_tensor(tensor) and tensor.numel() > 1
+    ]
+    parts = {"optimizer": sum(tensor.untyped_storage().nbytes() for tensor in moments)}
+    if configuration.loss == "plain":
+        logits = 4 * configuration.tokens * configuration.sizes().vocab_size
+        parts["loss"] = sum(block.size for block in peak.held if block.size == logits)
+    return parts
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

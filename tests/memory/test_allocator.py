@@ -1,0 +1,44 @@
+import torch
+
+from toolkit.memory.allocator import live_storages, measure_peak
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def test_the_peak_is_what_was_held_at_once() -> None:
+    kept = torch.empty(3 * MIB, dtype=torch.uint8)
+    with measure_peak(CPU) as peak:
+        first = torch.empty(5 * MIB, dtype=torch.uint8)
+        del first
+        second = torch.empty(7 * MIB, dtype=torch.uint8)
+        third = torch.empty(2 * MIB, dtype=torch.uint8)
+        del second
+    assert peak.bytes - peak.before == 9 * MIB
+    assert peak.before >= kept.nbytes
+    assert sorted(block.size for block in peak.held) == [2 * MIB, 7 * MIB]
+    assert peak.held[0].operators[-1] == "aten::empty"
+    assert third.nbytes == 2 * MIB
+
+
+def test_a_storage_is_counted_once_whoever_looks_at_it() -> None:
+    before = sum(live_storages().values())
+    whole = torch.zeros(MIB)
+    views = [whole[:5], whole.view(2, -1), torch.nn.Parameter(whole)]
+    assert sum(live_storages().values()) - before == whole.nbytes
+    assert len(views) == 3
+
+
+def test_a_block_freed_out_of_sight_does_not_stay() -> None:
+    import threading
+
+    held = []
+    with measure_peak(CPU) as peak:
+        held.append(torch.empty(5 * MIB, dtype=torch.uint8))
+        # A thread that the profiler does not follow, as gloo's are.
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        later = torch.empty(4 * MIB, dtype=torch.uint8)
+    assert peak.bytes - peak.before == 5 * MIB
+    assert later.nbytes == 4 * MIB

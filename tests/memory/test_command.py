@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from toolkit import cli
+from toolkit.backends.strategies import supported_pairs
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["toolkit", "estimate", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_json_has_the_promised_keys(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--preset", "gpt2-xl", "--gpu", "H200", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["parameters"] == 1_557_686_400
+    pairs = [(row["strategy"], row["accumulation"]) for row in answer["rows"]]
+    assert pairs == supported_pairs()
+    for row in answer["rows"]:
+        parts = dict(row["bytes"])
+        assert parts.pop("peak") == sum(parts.values())
+        assert set(parts) == {
+            *("parameters", "gradients", "optimizer", "activations", "loss"),
+            *("communication", "other"),
+        }
+        assert {"world_size", "micro_batch_size", "seq_len", "precision"} <= row.keys()
+        assert row["method"] == "formula"
+        assert row["fits"] == {"H200": True}
+
+
+def test_the_table_names_what_fits(monkeypatch, capsys) -> None:
+    words = ("--preset", "gpt2-xl", "--micro-batch-size", "16", "precision=bf16")
+    assert run(monkeypatch, *words, "--gpu", "A100-80", "--max-micro-batch") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("single")).split()[-2] == "no"
+    assert next(line for line in lines if line.startswith("zero3")).split()[-2] == "yes"
+
+
+def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> None:
+    assert run(monkeypatch, "--config", str(run_file), "--world-size", "2", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["model"]["n_embd"] == 16
+    assert {row["micro_batch_size"] for row in answer["rows"]} == {4}
+
+
+def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
+    picture = tmp_path / "step.png"
+    assert run(monkeypatch, "--strategies", "fsdp2", "--plot", str(picture)) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model.n_layer=0", "model.n_head=1", "model.n_embd=8"], "at least 1, got the number 0"),
+        (["model.n_layer=1", "model.n_head=3", "model.n_embd=8"], "no multiple of model.n_head 3"),
+        (["data.seq_len=2048"], "data.seq_len 2048 is above model.block_size 1024"),
+        (["--gpu", "Z80"], "--gpu: unknown 'Z80'; there are"),
+        (["--preset", "gpt3"], "model.preset must be 'gpt2'"),
+        (["--max-micro-batch"], "--max-micro-batch needs --gpu"),
+        (["--method", "trace"], "ddp, zero1, zero2, zero3 needs real tensors"),
+        (["--plot", "no/such/folder/x.png"], "--plot no/such/folder/x.png"),
+        (["--strategies", "hsdp", "--world-size", "2"], "none of hsdp runs on 2 ranks"),
+        (
+            ["model.n_layer=1000", "model.n_head=1", "model.n_embd=100000"],
+            "120,006,433,000,000 parameters; at most 1,000,000,000,000",
+        ),
+    ],
+)
+def test_bad_input_is_a_sentence(monkeypatch, capsys, words, sentence) -> None:
+    assert run(monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert sentence in said

@@ -1,0 +1,37 @@
+"""A process of its own: the fake process group must not meet a real one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+TRACE = """
+import json
+from toolkit.memory.estimate import estimate_peak
+from toolkit.memory.settings import StepSettings
+from toolkit.memory.trace import trace_row
+from toolkit.model.sizes import ModelSizes
+
+for strategy, replicas in (("single", 1), ("fsdp2", 1), ("hsdp", 2)):
+    settings = StepSettings(
+        sizes=ModelSizes(3, 4, 128, 2048, 128), strategy=strategy, accumulation="replicated",
+        world_size=1 if strategy == "single" else 16, replicas=replicas, micro_batch_size=2,
+        seq_len=128, grad_accum_steps=2,
+    )
+    peak = estimate_peak(settings)
+    traced = trace_row(settings)
+    print(json.dumps([peak.total, peak.parts, traced.peak, traced.parts]))
+"""
+
+
+def test_the_formula_is_what_the_trackers_see() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", TRACE], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    for line in result.stdout.splitlines():
+        total, parts, traced_total, traced_parts = json.loads(line)
+        assert total == pytest.approx(traced_total, rel=0.01)
+        for part in ("parameters", "optimizer", "communication"):
+            assert parts[part] == pytest.approx(traced_parts[part], abs=0.02 * total)

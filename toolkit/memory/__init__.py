@@ -1,0 +1,1 @@
+"""What a step of training holds in memory: estimated, traced and measured."""

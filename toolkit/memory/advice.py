@@ -1,0 +1,58 @@
+"""What the loop says about memory: before a run, after it, and when there was not enough."""
+
+from toolkit.backends.launched import Launched
+from toolkit.config import RunConfig
+from toolkit.memory.estimate import estimate_peak
+from toolkit.memory.hardware import GIB
+from toolkit.memory.ledger import Peak
+from toolkit.memory.report import describe_parts
+from toolkit.memory.settings import Device, settings_of_run
+
+
+def estimate_run(config: RunConfig, launched: Launched, *, device_type: str) -> Peak:
+    """Return the estimate for the run that was launched, on the kind of device it is on."""
+    device: Device = "cuda" if device_type == "cuda" else "cpu"
+    settings = settings_of_run(
+        config,
+        launched.strategy,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+        device=device,
+    )
+    return estimate_peak(settings)
+
+
+def warning_before(estimate: Peak, available: int) -> str | None:
+    """Return a sentence if the estimate exceeds the device, else None.
+
+    Args:
+        estimate: of one rank.
+        available: bytes that this rank may allocate.
+    """
+    if estimate.total <= available:
+        return None
+    return (
+        f"warning: the estimate of {estimate.total / GIB:.3g} GiB per rank exceeds the "
+        f"{available / GIB:.3g} GiB there are: {describe_parts(estimate.parts)}; "
+        f"{what_to_lower(estimate)}"
+    )
+
+
+def comparison_after(estimate: Peak, measured: int) -> str:
+    """Return the line at the end of a run."""
+    difference = estimate.total / measured - 1
+    return (
+        f"memory     estimated {estimate.total / GIB:.3g} GiB, measured {measured / GIB:.3g} GiB, "
+        f"difference {difference:+.2%}; estimated peak at {estimate.moment}: "
+        f"{describe_parts(estimate.parts)}"
+    )
+
+
+def what_to_lower(estimate: Peak) -> str:
+    """Return the advice that follows from the largest part."""
+    largest = max(estimate.parts, key=lambda part: estimate.parts[part])
+    if largest == "loss":
+        return "set model.loss: chunked or lower batch.micro_batch_size"
+    if largest == "activations":
+        return "lower batch.micro_batch_size or set model.activation_checkpointing: true"
+    return "use more ranks with fsdp2 or zero3, accumulation: sharded, or a smaller model"

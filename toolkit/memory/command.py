@@ -1,0 +1,159 @@
+"""`toolkit estimate`: from options or a run configuration to rows, and their output."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from toolkit.backends.strategies import Strategy, supported_pairs
+from toolkit.config import RunConfig, load_run_config
+from toolkit.errors import UsageError
+from toolkit.memory.hardware import GIB, find_gpu, load_gpus
+from toolkit.memory.report import Row, as_json, estimate_row, max_micro_batch, print_table
+from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
+from toolkit.memory.states import checkpoint_bytes
+
+TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
+"""DDP's reducer and DeepSpeed refuse tensors without data."""
+
+REPLICAS = 2
+"""Replica groups of the shipped launch file of hybrid sharding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        overrides: `section.key=value`, on top of the file or of the defaults.
+        strategies: which rows.
+        world_size: ranks; `single` is one in any case.
+        largest: whether to look for the largest micro-batch on `gpu`.
+        method: `formula` or `trace`.
+    """
+
+    config_file: Path | None
+    overrides: Sequence[str]
+    strategies: Sequence[Strategy]
+    world_size: int
+    device: Device
+    gpu: str | None
+    largest: bool
+    method: Literal["formula", "trace"]
+    plot: Path | None
+    as_json: bool
+
+
+def estimate(question: Question) -> None:
+    """Answer and print.
+
+    Raises:
+        UsageError: a value is wrong, or no row is left.
+    """
+    gpus = [find_gpu(question.gpu)] if question.gpu else load_gpus()
+    untraced = [name for name in question.strategies if name not in TRACED]
+    if question.method == "trace" and untraced:
+        raise UsageError(
+            f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
+            f"--strategies {','.join(TRACED)}"
+        )
+    if question.largest and not question.gpu:
+        raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
+    config = _load(question)
+    steps = build_settings(config, question)
+    rows = [_row(settings, question.method) for settings in steps]
+    parameters = config.model.sizes().parameter_count
+    checkpoint = checkpoint_bytes(parameters, adam=config.optimizer.name == "adamw")
+    if question.plot is not None:
+        from toolkit.memory.plot import plot_step
+
+        plot_step(steps[0], question.plot)
+    if question.as_json:
+        print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
+        return
+    largest = [max_micro_batch(s, gpus[0]) if question.largest else None for s in steps]
+    first = steps[0]
+    print(
+        f"{parameters:,} parameters, {first.micro_batch_size} x {first.seq_len} tokens a "
+        f"micro-step, {first.precision} on {first.device}; allocated bytes per rank at the peak"
+    )
+    print_table(rows, gpus, largest)
+    print(_checkpoint_line(checkpoint, question.world_size))
+    if any(s.compile for s in steps):
+        print("model.compile: fused kernels keep less; read each figure as an upper bound")
+
+
+def _row(settings: StepSettings, method: str) -> Row:
+    if method == "formula":
+        return estimate_row(settings)
+    from toolkit.memory.trace import trace_row
+
+    return trace_row(settings)
+
+
+def _checkpoint_line(size: int, ranks: int) -> str:
+    share = f"; every rank gathers it tensor by tensor, rank 0 writes it ({ranks} ranks)"
+    return f"a checkpoint takes {size / GIB:.2f} GiB of disk{share if ranks > 1 else ''}"
+
+
+def _load(question: Question) -> RunConfig:
+    if question.config_file is not None:
+        return load_run_config(question.config_file, question.overrides)
+    return _from_overrides(question.overrides)
+
+
+def _from_overrides(overrides: Sequence[str]) -> RunConfig:
+    """Check overrides of the defaults as those of a file are checked."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "defaults.yaml"
+        empty.write_text("{}\n")
+        try:
+            return load_run_config(empty, overrides)
+        except UsageError as error:
+            raise UsageError(str(error).replace(f"{empty}: ", "")) from None
+
+
+def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
+    """Return the settings of every row; the accumulation modes are all shown.
+
+    Raises:
+        UsageError: nothing is left, or the model is beyond any machine.
+    """
+    parameters = config.model.sizes().parameter_count
+    if parameters > MAX_PARAMETERS:
+        raise UsageError(f"the model has {parameters:,} parameters; at most {MAX_PARAMETERS:,}")
+    found = []
+    for strategy, accumulation in supported_pairs():
+        world_size = 1 if strategy == "single" else question.world_size
+        replicas = REPLICAS if strategy == "hsdp" else 1
+        if strategy not in question.strategies or (
+            strategy == "hsdp" and (world_size % REPLICAS or world_size <= REPLICAS)
+        ):
+            continue
+        settings = settings_of_run(
+            _whole_waves(config, world_size),
+            strategy,
+            world_size=world_size,
+            replicas=replicas,
+            device=question.device,
+            accumulation=accumulation,
+        )
+        found.append(settings)
+    if not found:
+        raise UsageError(
+            f"none of {', '.join(question.strategies)} runs on {question.world_size} ranks"
+        )
+    return found
+
+
+def _whole_waves(config: RunConfig, world_size: int) -> RunConfig:
+    """Round a default global batch to whole waves; one that was given is held to as it is."""
+    if "tokens_per_step" in config.batch.model_fields_set:
+        return config
+    wave = config.batch.micro_batch_size * config.data.seq_len * world_size
+    tokens = max(1, config.batch.tokens_per_step // wave) * wave
+    batch = config.batch.model_copy(update={"tokens_per_step": tokens})
+    return config.model_copy(update={"batch": batch})

@@ -1,0 +1,183 @@
+"""FSDP2 and hybrid sharding: groups that are gathered, computed with, freed, and reduced.
+
+A group is one block, or the root: embeddings and last norm, which stay gathered from the forward
+pass to the end of the backward pass. With p elements in a group, s in one rank's padded slice of it
+and S shards, c bytes per element computed with:
+
+    always                    4 s of parameters, 8 s of moments, 4 s of gradients once reduced
+    to gather                 c s of low-precision slices, c S s of buffer, c p of parameters; the
+                              buffer is kept until the next group has been copied out of its own
+    backward                  the next block's buffer, prefetched; c p of gradients
+    to reduce                 4 S s of input, kept until the next group reduces; 4 s of output
+    hybrid, A > 1, sharded    4 s of every group, all-reduced, to the end of the backward pass
+    without reduction         4 p of gradients, however many ranks there are
+
+Gloo, on a CPU, gathers through one more buffer of the same size and scatters by reducing a copy.
+"""
+
+from toolkit.memory.engine import EngineWalk
+from toolkit.memory.ledger import Ledger
+from toolkit.memory.settings import StepSettings
+from toolkit.memory.tensors import Tensor, block_tensors, root_tensors
+
+
+class Group:
+    """One unit of sharding."""
+
+    def __init__(self, tensors: list[Tensor], shards: int) -> None:
+        self.tensors = tensors
+        self.elements = sum(tensor.elements for tensor in tensors)
+        self.shard = sum(tensor.shard(shards) for tensor in tensors)
+        self.gathered = self.shard * shards
+        self.largest = max(tensor.elements for tensor in tensors)
+
+
+class Fsdp2Walk(EngineWalk):
+    """`fully_shard` on every block and on the model."""
+
+    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
+        super().__init__(settings, ledger)
+        sizes, shards = settings.sizes, settings.shards
+        self.c = settings.width
+        self.block = Group(block_tensors(0, sizes.n_embd), shards)
+        self.root = Group(root_tensors(sizes), shards)
+        self.sharded = sizes.n_layer * self.block.shard + self.root.shard
+        self.on_cpu = settings.device == "cpu"
+        # One shard needs no gathering and no reduction.
+        self.communicates = shards > 1
+        self.gather_buffers: list[int] = []
+        self.reduce_buffer = 0
+        self.all_reduced = 0
+
+    def start(self) -> None:
+        """Allocate the slices and their moments."""
+        self.ledger.add("parameters", 4 * self.sharded)
+        self.ledger.add("optimizer", self.moments(self.sharded))
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this micro-step reduces gradients."""
+        return self.is_last or self.settings.accumulation != "replicated"
+
+    def begin_micro_step(self, micro_step: int, *, is_last: bool) -> None:
+        """Gather the root."""
+        super().begin_micro_step(micro_step, is_last=is_last)
+        self.ledger.at("gather")
+        self._gather(self.root)
+        self._copy_out(self.root, backward=False)
+
+    def enter(self, module: str, layer: int, *, backward: bool) -> None:
+        """Gather a block; in the backward pass it has been prefetched, and prefetches the next."""
+        if module == "lm_head" and backward and self._gathers_again:
+            self._gather(self.block)
+        if module != "block":
+            return
+        if not backward:
+            self._gather(self.block)
+            self._copy_out(self.block, backward=False)
+        elif self._gathers_again:
+            self._copy_out(self.block, backward=True)
+            if layer:
+                self._gather(self.block)
+
+    def leave(self, module: str, layer: int, *, backward: bool) -> None:
+        """Give the block's parameters back, and after the backward pass reduce its gradients."""
+        if module != "block":
+            return
+        if not backward:
+            if self._gathers_again:
+                self.ledger.drop("parameters", self.c * self.block.elements)
+            return
+        self._reduce(self.block)
+
+    @property
+    def _gathers_again(self) -> bool:
+        return self.settings.strategy != "fsdp2_no_reshard"
+
+    def end_forward(self) -> None:
+        """The last gather buffer goes when the root has computed."""
+        self._free_gather_buffers()
+
+    def gradient(self, tensor: Tensor) -> None:
+        """Low-precision gradients are kept; fp32 ones add up on the gathered parameters."""
+        if self.c == 4 and self.micro_step and self.settings.accumulation == "replicated":
+            self.ledger.drop("gradients", 4 * tensor.elements)
+
+    def end_backward(self) -> None:
+        """Reduce the root; the last reduction's input goes with the backward pass."""
+        self._reduce(self.root)
+        self.ledger.drop("communication", self.reduce_buffer + self.all_reduced)
+        self.reduce_buffer = self.all_reduced = 0
+
+    def step(self) -> None:
+        """Update the slices."""
+        self.ledger.at("optimizer step")
+        shards = self.settings.shards
+        self.update(self.tensors, [tensor.shard(shards) for tensor in self.tensors])
+        self.ledger.drop("gradients", 4 * self.sharded)
+
+    def _gather(self, group: Group) -> None:
+        cast = self.c * group.shard if self.c == 2 else 0
+        size = self.c * group.gathered
+        self.ledger.add("communication", cast)
+        self.ledger.add("communication", size)
+        if self.on_cpu and self.communicates:
+            self.ledger.touch("communication", size)
+        self.ledger.drop("communication", cast)
+        self.gather_buffers.append(size)
+
+    def _copy_out(self, group: Group, *, backward: bool) -> None:
+        """Free every buffer but, in the forward pass, the one just copied out of."""
+        self.ledger.add("parameters", self.c * group.elements)
+        kept = self.gather_buffers[len(self.gather_buffers) - (not backward) :]
+        self._free_gather_buffers()
+        self.ledger.add("communication", sum(kept))
+        self.gather_buffers = kept
+
+    def _free_gather_buffers(self) -> None:
+        self.ledger.drop("communication", sum(self.gather_buffers))
+        self.gather_buffers = []
+
+    def _reduce(self, group: Group) -> None:
+        """After a group's backward pass: sum up locally, or reduce to the slices' owners."""
+        ledger, c = self.ledger, self.c
+        replicated = self.settings.accumulation == "replicated"
+        held = c
+        if replicated and c == 2:
+            held = 4
+            if self.micro_step:
+                ledger.touch("gradients", 4 * group.largest)
+                ledger.drop("gradients", c * group.elements)
+        ledger.drop("parameters", c * group.elements)
+        if not self.reduces:
+            if replicated and c == 2 and not self.micro_step:
+                # One tensor after another is turned into fp32.
+                ledger.add("gradients", 4 * group.largest)
+                ledger.add("gradients", 4 * (group.elements - group.largest) - c * group.elements)
+            return
+        if replicated and c == 2 and not self.micro_step:
+            held = c
+        self._scatter(group, held)
+
+    def _scatter(self, group: Group, held: int) -> None:
+        """Reduce gradients of `held` bytes an element to this rank's slice, in fp32."""
+        ledger = self.ledger
+        size = 4 * group.gathered
+        ledger.drop("communication", self.reduce_buffer)
+        ledger.add("communication", size)
+        self.reduce_buffer = size
+        if self.on_cpu and held == 2:
+            ledger.touch("communication", held * group.largest)
+        ledger.drop("gradients", held * group.elements)
+        ledger.add("gradients", 4 * group.shard)
+        if self.on_cpu and self.communicates:
+            ledger.touch("communication", size)
+        if self.micro_step and self.settings.accumulation == "sharded":
+            # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
+            # tensor of every group to the end of the backward pass.
+            ledger.drop("gradients", 4 * group.shard)
+            if self.settings.replicas > 1:
+                ledger.add("communication", 4 * group.shard)
+                self.all_reduced += 4 * group.shard
+        elif self.micro_step and self.settings.accumulation == "deferred":
+            ledger.drop("gradients", 4 * group.shard)

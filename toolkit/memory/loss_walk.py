@@ -1,0 +1,117 @@
+"""The output head and the cross-entropy, plain or in chunks.
+
+Plain, with R = B T rows and V words: c R V logits, 4 R V in fp32 where c is 2, 4 R V log-softmax,
+which is all that is kept. Backward holds it, the gradient of the picked log-probabilities and the
+gradient of the logits at once: 12 R V bytes, in most runs the peak.
+
+Chunked, the forward pass computes both gradients chunk by chunk (`toolkit.model.loss`): one fp32
+gradient of the head, 4 V d, and one chunk's logits, softmax and products of 4 V bytes a row each.
+"""
+
+from toolkit.memory.ledger import Ledger
+from toolkit.memory.settings import StepSettings
+
+CHUNK_ROWS = 128
+"""As in `toolkit.model.loss`, which imports torch; a test holds the two together."""
+
+
+class LossWalk:
+    """Head and loss of one micro-step."""
+
+    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        sizes = settings.sizes
+        self.rows = settings.micro_batch_size * settings.seq_len
+        self.N = self.rows * sizes.n_embd
+        self.V = sizes.vocab_size
+        self.head = sizes.vocab_size * sizes.n_embd
+        self.c, self.r = settings.width, settings.residual_width
+        self.weight = 4 if settings.autocast else self.c
+
+    def forward(self) -> None:
+        """Walk from the last norm's output to the scalar."""
+        if self.settings.loss == "chunked":
+            self._forward_chunked()
+        else:
+            self._forward_plain()
+
+    def backward(self) -> None:
+        """Walk back to the gradient of the last norm's output; the head's gradient stays."""
+        if self.settings.loss == "chunked":
+            self._backward_chunked()
+        else:
+            self._backward_plain()
+
+    def _forward_plain(self) -> None:
+        keep, free = self.ledger.add, self.ledger.drop
+        logits = self.rows * self.V
+        if self.settings.autocast:
+            keep("activations", self.c * self.head)
+            keep("activations", self.c * self.N)
+        self.ledger.at("loss")
+        keep("loss", self.c * logits)
+        if self.c == 2:
+            keep("loss", 4 * logits)
+            free("loss", self.c * logits)
+        keep("loss", 4 * logits)
+        free("loss", 4 * logits)
+        if self.settings.autocast:
+            free("activations", self.r * self.N)
+
+    def _backward_plain(self) -> None:
+        keep, free = self.ledger.add, self.ledger.drop
+        logits = self.rows * self.V
+        keep("loss", 4 * logits)
+        keep("loss", 4 * logits)
+        free("loss", 8 * logits)
+        if self.c == 2:
+            keep("loss", self.c * logits)
+            free("loss", 4 * logits)
+        keep("gradients", self.c * self.head)
+        keep("activations", self.c * self.N)
+        free("loss", self.c * logits)
+        free("activations", self.c * self.N)
+        if self.settings.autocast:
+            free("activations", self.c * self.head)
+            keep("activations", self.r * self.N)
+            free("activations", self.c * self.N)
+            keep("gradients", 4 * self.head)
+            free("gradients", self.c * self.head)
+
+    def _forward_chunked(self) -> None:
+        keep, free = self.ledger.add, self.ledger.drop
+        casts = self.settings.autocast
+        self.ledger.at("loss")
+        if casts:
+            keep("loss", self.c * self.head)
+        keep("loss", self.r * self.N)
+        keep("loss", 4 * self.head)
+        self._walk_chunk()
+        if self.weight == 2:
+            keep("loss", 2 * self.head)
+            free("loss", 4 * self.head)
+        if casts:
+            free("loss", self.c * self.head)
+        # The hidden states are needed no more: their gradient is there.
+        free("activations", self.r * self.N)
+
+    def _walk_chunk(self) -> None:
+        """The fullest chunk: any but the first still has its predecessor's gradient bound.
+
+        Held at once: fp32 logits, their softmax, its product with the mask of valid targets, and
+        that gradient; later the product of logits' gradient and hidden states, c V d.
+        """
+        rows = min(CHUNK_ROWS, self.rows)
+        chunk = rows * self.V
+        earlier = self.c * chunk if self.rows > CHUNK_ROWS else 0
+        inputs = self.c * rows * self.settings.sizes.n_embd if self.settings.autocast else 0
+        self.ledger.touch("loss", earlier + inputs + 12 * chunk)
+        gradient = self.c * chunk
+        self.ledger.touch("loss", 4 * chunk + inputs + gradient + self.c * self.head)
+
+    def _backward_chunked(self) -> None:
+        keep, free = self.ledger.add, self.ledger.drop
+        keep("activations", self.r * self.N)
+        keep("gradients", self.weight * self.head)
+        free("loss", self.r * self.N + self.weight * self.head)

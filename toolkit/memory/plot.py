@@ -1,0 +1,49 @@
+"""A picture of memory through one step."""
+
+from pathlib import Path
+
+from toolkit.errors import UsageError
+from toolkit.memory.estimate import walk_step
+from toolkit.memory.hardware import GIB
+from toolkit.memory.ledger import PARTS, Part
+from toolkit.memory.settings import StepSettings
+
+
+def plot_step(settings: StepSettings, path: Path) -> None:
+    """Draw the allocated bytes after each event of a step, stacked by part, the peak marked.
+
+    Raises:
+        UsageError: the file cannot be written, or its ending names no picture format.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib.figure import Figure
+
+    ledger = walk_step(settings)
+    held = dict.fromkeys(PARTS, 0)
+    curves: dict[Part, list[float]] = {part: [] for part in PARTS}
+    for size, changed in ledger.events:
+        held[changed] += size
+        for part in PARTS:
+            curves[part].append(held[part] / GIB)
+    peak = ledger.peak()
+    event = ledger.totals().index(peak.total)
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.stackplot(range(len(ledger.events)), list(curves.values()), labels=PARTS, step="post")
+    axes.plot(event, peak.total / GIB, "kv")
+    axes.annotate(
+        f"{peak.total / GIB:.2f} GiB, {peak.moment}",
+        (event, peak.total / GIB),
+        textcoords="offset points",
+        xytext=(6, 6),
+    )
+    axes.set_xlabel("allocations and frees, in program order")
+    axes.set_ylabel("GiB per rank")
+    axes.set_title(f"{settings.strategy}, {settings.accumulation}")
+    axes.legend(loc="upper left", fontsize="small")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--plot {path}: {str(error).splitlines()[0]}") from None

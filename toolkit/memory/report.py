@@ -1,0 +1,138 @@
+"""`toolkit estimate`: rows for every strategy and mode, as a table, as JSON and as a picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from toolkit.memory.estimate import estimate_peak
+from toolkit.memory.hardware import GIB, Gpu
+from toolkit.memory.ledger import PARTS, Moment, Part
+from toolkit.memory.settings import StepSettings
+
+MAX_MICRO_BATCH = 2**16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy and mode: its settings and what they need.
+
+    `method` says how that is known; only the formula knows the moment.
+    """
+
+    settings: StepSettings
+    parts: dict[Part, int]
+    peak: int
+    moment: Moment | None
+    method: str = "formula"
+
+    def as_json(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
+        """Return the row with the names that scripts rely on."""
+        settings = self.settings
+        return {
+            "strategy": settings.strategy,
+            "accumulation": settings.accumulation,
+            "world_size": settings.world_size,
+            "micro_batch_size": settings.micro_batch_size,
+            "seq_len": settings.seq_len,
+            "grad_accum_steps": settings.grad_accum_steps,
+            "precision": settings.precision,
+            "activation_checkpointing": settings.activation_checkpointing,
+            "method": self.method,
+            "bytes": {**self.parts, "peak": self.peak},
+            "moment": self.moment,
+            "fits": {gpu.name: gpu.holds(self.peak) for gpu in gpus},
+        }
+
+
+def estimate_row(settings: StepSettings) -> Row:
+    """Return the closed-form row."""
+    peak = estimate_peak(settings)
+    return Row(settings, peak.parts, peak.total, peak.moment)
+
+
+def max_micro_batch(settings: StepSettings, gpu: Gpu) -> int:
+    """Return the largest micro-batch that fits, 0 if none does; up to 65,536 sequences."""
+
+    def fits(size: int) -> bool:
+        return gpu.holds(estimate_peak(replace(settings, micro_batch_size=size)).total)
+
+    low, high = 0, 1
+    while high <= MAX_MICRO_BATCH and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def describe_parts(parts: dict[Part, int]) -> str:
+    """Return the parts in GiB, the largest first, as one line."""
+    ordered = sorted(((size, part) for part, size in parts.items() if size), reverse=True)
+    return ", ".join(f"{part} {size / GIB:.3g} GiB" for size, part in ordered)
+
+
+def as_json(rows: Sequence[Row], gpus: Sequence[Gpu], checkpoint: int) -> dict[str, Any]:
+    """Return the whole answer."""
+    sizes = rows[0].settings.sizes
+    return {
+        "model": asdict(sizes),
+        "parameters": sizes.parameter_count,
+        "checkpoint_bytes": checkpoint,
+        "rows": [row.as_json(gpus) for row in rows],
+    }
+
+
+def print_table(rows: Sequence[Row], gpus: Sequence[Gpu], largest: Sequence[int | None]) -> None:
+    """Print the table with a bar for each row, its parts in the order of the legend.
+
+    Args:
+        rows: what to show.
+        gpus: for the column of the smallest that fits, or of the one asked about.
+        largest: the largest micro-batch of each row, or None where it was not asked for.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = dict(
+        zip(PARTS, ("blue", "green", "cyan", "yellow", "red", "magenta", "white"), strict=True)
+    )
+    table = Table(box=None, pad_edge=False)
+    for title in ("strategy", "accumulation"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("GiB", justify="right")
+    table.add_column("peak at")
+    table.add_column("", no_wrap=True)
+    table.add_column("fits" if len(gpus) == 1 else "fits from")
+    if any(size is not None for size in largest):
+        table.add_column("largest micro-batch", justify="right")
+    highest = max(row.peak for row in rows)
+    for row, size in zip(rows, largest, strict=True):
+        bar = Text()
+        for part in PARTS:
+            bar.append(_LETTERS[part] * round(28 * row.parts[part] / highest), colours[part])
+        settings = row.settings
+        cells: list[Any] = [settings.strategy, settings.accumulation, f"{row.peak / GIB:.2f}"]
+        cells += [row.moment or "", bar, _fits(row.peak, gpus)]
+        table.add_row(*cells, *([str(size)] if size is not None else []))
+    console = Console(width=None if Console().is_terminal else 110, highlight=False)
+    console.print(table)
+    console.print("  ".join(f"{_LETTERS[part]} {part}" for part in PARTS))
+
+
+_LETTERS: dict[Part, str] = {
+    "parameters": "P",
+    "gradients": "G",
+    "optimizer": "O",
+    "activations": "A",
+    "loss": "L",
+    "communication": "C",
+    "other": "x",
+}
+
+
+def _fits(peak: int, gpus: Sequence[Gpu]) -> str:
+    fitting = [gpu.name for gpu in gpus if gpu.holds(peak)]
+    if len(gpus) == 1:
+        return "yes" if fitting else "no"
+    return fitting[0] if fitting else "none"

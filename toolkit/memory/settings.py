@@ -1,0 +1,141 @@
+"""Everything a step's memory depends on, as one value; the defaults are what the loop does."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from toolkit.backends.strategies import Accumulation, Precision, Strategy, check_accumulation
+from toolkit.batching import plan_batch
+from toolkit.config import RunConfig
+from toolkit.errors import UsageError
+from toolkit.model.sizes import ModelSizes
+
+Device = Literal["cuda", "cpu"]
+Attention = Literal["flash", "math"]
+OptimizerKind = Literal["adamw", "adamw_foreach", "sgd"]
+
+MAX_PARAMETERS = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """One rank's optimizer step.
+
+    Attributes:
+        replicas: replica groups of hybrid sharding, else 1.
+        micro_batch_size: sequences per rank and micro-step.
+        seq_len: tokens per sequence.
+        grad_accum_steps: micro-steps per optimizer step.
+        optimizer: `adamw` is the fused kernel, which works in place; `adamw_foreach` holds one
+            fp32 temporary of all that it updates.
+        device: what the step runs on: kernels, autocast rules and collectives differ.
+        attention: `flash` never holds the [T, T] weights, `math` does.
+        gradient_as_bucket_view: DDP's gradients live in its buckets.
+        offload_optimizer: ZeRO's masters and moments live in host memory.
+    """
+
+    sizes: ModelSizes
+    strategy: Strategy
+    accumulation: Accumulation
+    world_size: int
+    replicas: int = 1
+    micro_batch_size: int = 1
+    seq_len: int = 1024
+    grad_accum_steps: int = 1
+    precision: Precision = "bf16"
+    optimizer: OptimizerKind = "adamw"
+    activation_checkpointing: bool = False
+    loss: Literal["plain", "chunked"] = "plain"
+    dropout: float = 0.0
+    compile: bool = False
+    device: Device = "cuda"
+    attention: Attention = "flash"
+    gradient_as_bucket_view: bool = True
+    offload_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        check_accumulation(self.strategy, self.accumulation)
+        sizes = self.sizes
+        counts = {
+            "n_layer": sizes.n_layer,
+            "n_head": sizes.n_head,
+            "n_embd": sizes.n_embd,
+            "vocab_size": sizes.vocab_size,
+            "world_size": self.world_size,
+            "micro_batch_size": self.micro_batch_size,
+            "seq_len": self.seq_len,
+            "grad_accum_steps": self.grad_accum_steps,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise UsageError(f"{name} must be at least 1, got {count}")
+        if sizes.n_embd % sizes.n_head:
+            raise UsageError(f"n_embd {sizes.n_embd} is no multiple of n_head {sizes.n_head}")
+        if self.seq_len > sizes.block_size:
+            raise UsageError(f"seq_len {self.seq_len} is above block_size {sizes.block_size}")
+        if self.strategy == "single" and self.world_size > 1:
+            raise UsageError(f"strategy 'single' is one process, got world_size {self.world_size}")
+        if self.world_size % self.replicas:
+            raise UsageError(
+                f"{self.replicas} replica groups do not divide world_size {self.world_size}"
+            )
+
+    @property
+    def shards(self) -> int:
+        """Ranks that one copy of the sharded state is spread over."""
+        return self.world_size // self.replicas
+
+    @property
+    def width(self) -> int:
+        """Bytes per element of a matrix multiplication."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def autocast(self) -> bool:
+        """Weights stay fp32 and each use casts a copy; else the module itself is low precision."""
+        return self.precision != "fp32" and self.strategy in ("single", "ddp")
+
+    @property
+    def residual_width(self) -> int:
+        """Bytes per element of the residual stream: embeddings are not autocast."""
+        return 4 if self.autocast else self.width
+
+
+def settings_of_run(
+    config: RunConfig,
+    strategy: Strategy,
+    *,
+    world_size: int,
+    replicas: int = 1,
+    device: Device = "cuda",
+    accumulation: Accumulation | None = None,
+) -> StepSettings:
+    """Return the settings of the run that a configuration would start.
+
+    Raises:
+        UsageError: the batch cannot be cut, or strategy and accumulation do not go together.
+    """
+    plan = plan_batch(
+        tokens_per_step=config.batch.tokens_per_step,
+        seq_len=config.data.seq_len,
+        micro_batch_size=config.batch.micro_batch_size,
+        world_size=world_size,
+    )
+    return StepSettings(
+        sizes=config.model.sizes(),
+        strategy=strategy,
+        accumulation=accumulation or config.accumulation,
+        world_size=world_size,
+        replicas=replicas,
+        micro_batch_size=plan.micro_batch_size,
+        seq_len=plan.seq_len,
+        grad_accum_steps=plan.grad_accum_steps,
+        precision=config.precision,
+        optimizer=config.optimizer.name,
+        activation_checkpointing=config.model.activation_checkpointing,
+        loss=config.model.loss,
+        dropout=config.model.dropout,
+        compile=config.model.compile,
+        device=device,
+        # PyTorch's flash kernel for CPU has no dropout; attention falls back to plain products.
+        attention="math" if device == "cpu" and config.model.dropout else "flash",
+    )

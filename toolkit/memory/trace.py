@@ -1,0 +1,171 @@
+"""The traced estimate: the real step on tensors without data, on any number of ranks.
+
+Model, optimizer, engine and `train_step` are those of a run; a fake process group answers for the
+other ranks, so that a model of any size is traced on a host without a GPU in seconds. PyTorch's own
+memory trackers (`torch.distributed._tools`, private, hence pinned by a test) count the storages of
+every operator's results. It sees no kernel's scratch. DDP's reducer and DeepSpeed need data;
+`benchmarks/memory` measures them with real tensors instead.
+
+The step is traced on the CPU's operators; a GPU's attention and fused kernels keep the same.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from toolkit.backends.build import TORCH_DTYPES
+from toolkit.backends.engine import Engine
+from toolkit.backends.fsdp2 import Fsdp2Engine
+from toolkit.backends.launched import Launched
+from toolkit.backends.replicated import ReplicatedEngine
+from toolkit.config import OptimizerConfig
+from toolkit.memory.estimate import WALKED_MICRO_STEPS
+from toolkit.memory.ledger import PARTS, Part
+from toolkit.memory.report import Row
+from toolkit.memory.settings import StepSettings
+from toolkit.model.gpt2 import GPT2
+from toolkit.training.optimizer import build_optimizer
+from toolkit.training.step import train_step
+
+# Words of the trackers' own categories; the loss is among activations and temporaries there.
+_PARTS: tuple[tuple[str, Part], ...] = (
+    ("param", "parameters"),
+    ("grad", "gradients"),
+    ("opt", "optimizer"),
+    ("gather", "communication"),
+    ("reduce", "communication"),
+    ("act", "activations"),
+    ("temp", "activations"),
+)
+
+
+def trace_row(settings: StepSettings) -> Row:
+    """Trace two steps of a strategy without a reducer of its own; return the second one's peak."""
+    sharded = settings.strategy != "single"
+    if sharded:
+        dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=FakeStore())
+    try:
+        # The mesh reads its ranks' numbers, which fake tensors do not have.
+        mesh = _mesh(settings) if sharded else None
+        with FakeTensorMode():
+            snapshot = _trace(settings, mesh)
+    finally:
+        if sharded:
+            dist.destroy_process_group()
+    parts = _parts(snapshot)
+    return Row(settings, parts, sum(parts.values()), None, method="trace")
+
+
+def _mesh(settings: StepSettings) -> Any:
+    if settings.strategy == "hsdp":
+        shape = (settings.replicas, settings.shards)
+        return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh("cpu", (settings.world_size,))
+
+
+def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
+    engine = _build_engine(settings, mesh)
+    tracker = MemTracker() if mesh is None else FSDPMemTracker(engine.model, _inner(engine))
+    if mesh is None:
+        tracker.track_external(engine.model, _inner(engine))
+    shape = (settings.micro_batch_size, settings.seq_len)
+    micro_batches = [
+        (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
+        for _ in range(min(settings.grad_accum_steps, WALKED_MICRO_STEPS))
+    ]
+    engine.accelerator.after_backward = tracker.reset_mod_stats
+    for _ in range(2):
+        with tracker:
+            train_step(engine, micro_batches, lr=1e-3)
+        snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {kind: size for kind, size in snapshot.items() if str(kind) != "Total"}
+
+
+def _parts(snapshot: dict[Any, int]) -> dict[Part, int]:
+    parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    for kind, size in snapshot.items():
+        name = str(getattr(kind, "value", kind)).lower()
+        part = next((part for word, part in _PARTS if word in name), "other")
+        parts[part] += size  # type: ignore[index]
+    return parts
+
+
+class _Accelerator:
+    """As much of Accelerate as an engine asks for during a step."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.after_backward: Callable[[], None] = lambda: None
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        # The trackers take one pass through the modules at a time.
+        self.after_backward()
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def unwrap_model(self, model: Any) -> Any:
+        return model
+
+
+def _inner(engine: Engine) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = engine.optimizer
+    return optimizer
+
+
+def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
+    model = GPT2(
+        settings.sizes,
+        dropout=settings.dropout,
+        activation_checkpointing=settings.activation_checkpointing,
+        loss=settings.loss,
+    )
+    if mesh is None:
+        _autocast(model, settings)
+    else:
+        _shard(model, settings, mesh)
+    config = OptimizerConfig.model_validate({"name": settings.optimizer.partition("_")[0]})
+    launched = Launched(
+        strategy=settings.strategy,
+        rank=0,
+        local_rank=0,
+        world_size=settings.world_size,
+        replicas=settings.replicas,
+        precision=None,
+    )
+    return (ReplicatedEngine if mesh is None else Fsdp2Engine)(
+        accelerator=_Accelerator(),
+        model=model,
+        optimizer=build_optimizer(model, config),
+        launched=launched,
+        accumulation=settings.accumulation,
+        grad_clip=1.0,
+    )
+
+
+def _autocast(model: GPT2, settings: StepSettings) -> None:
+    if settings.precision != "fp32":
+        cast = torch.autocast("cpu", dtype=TORCH_DTYPES[settings.precision])
+        model.forward = cast(model.forward)  # type: ignore[method-assign]
+
+
+def _shard(model: GPT2, settings: StepSettings, mesh: Any) -> None:
+    """Shard as Accelerate does with the policy of `toolkit.backends.build`."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPES[settings.precision], reduce_dtype=torch.float32
+    )
+    reshard = settings.strategy != "fsdp2_no_reshard"
+    for block in model.transformer.h:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    model.tie_weights()
