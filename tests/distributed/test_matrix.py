@@ -12,7 +12,7 @@ from toolkit.verify.verdict import Arm
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), product(STRATEGIES, (1, 2, 4)))
+@pytest.mark.parametrize(("strategy", "world_size"), list(product(STRATEGIES, (1, 2, 4))))
 def test_every_case_is_equal_and_every_fault_caught(strategy: Strategy, world_size: int) -> None:
     arm = Arm(strategy, world_size)
     if (reason := not_run(arm)) is not None:

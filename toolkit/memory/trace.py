@@ -102,6 +102,7 @@ class _Accelerator:
     """As much of Accelerate as an engine asks for during a step."""
 
     device = torch.device("cpu")
+    scaler = None
 
     def __init__(self) -> None:
         self.after_backward: Callable[[], None] = lambda: None
@@ -112,7 +113,9 @@ class _Accelerator:
         self.after_backward()
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        # A fake norm has no value to decide by whether it is finite.
+        return torch.tensor(max_norm)
 
     def unwrap_model(self, model: Any) -> Any:
         return model
