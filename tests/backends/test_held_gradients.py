@@ -9,9 +9,16 @@ GPT2 = preset_sizes("gpt2", vocab_size=50_257)
 WHOLE = 4 * 124_439_808
 
 
-def held(strategy, accumulation="replicated", *, world_size=8, replicas=1, sizes=GPT2):
+def held(
+    strategy, accumulation="replicated", *, world_size=8, replicas=1, sizes=GPT2, precision="fp32"
+):
     return held_gradient_bytes(
-        strategy, accumulation, sizes=sizes, world_size=world_size, replicas=replicas
+        strategy,
+        accumulation,
+        precision=precision,
+        sizes=sizes,
+        world_size=world_size,
+        replicas=replicas,
     )
 
 
@@ -23,6 +30,10 @@ def test_replicated_gradients_are_whole_whatever_the_world(strategy):
 def test_stage_3_has_its_partitions_buffer_besides():
     assert held("zero3") == WHOLE * 9 // 8
     assert held("zero2") == WHOLE
+
+
+def test_stage_1_in_bf16_keeps_the_last_micro_steps_own():
+    assert held("zero1", precision="bf16") == WHOLE * 3 // 2
 
 
 def test_sharded_gradients_are_one_part_but_ddps():

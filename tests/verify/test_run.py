@@ -85,9 +85,9 @@ def test_collectives_that_nobody_expects_are_named(right: Outcome) -> None:
 
 def test_gradients_held_in_another_size_or_dtype_are_named(right: Outcome) -> None:
     half = replace(right, held_gradient_bytes=2 * TINY.parameter_count)
-    assert "85760 bytes of gradients held" in problems(half)
+    assert "85760 bytes of gradients held between micro-steps (torch.float32)" in problems(half)
     low = replace(right, held_gradient_dtypes=["torch.bfloat16"])
-    assert "gradients are held in torch.bfloat16" in problems(low)
+    assert "gradients are held in torch.bfloat16 alone" in problems(low)
 
 
 def test_replicas_that_differ_are_named(right: Outcome) -> None:

@@ -9,7 +9,8 @@ gradients are accumulated in fp32:
     hsdp                    4 P      replicated
                             4 P / S  sharded; deferred keeps its reduced part aside until the
                                      all-reduce
-    zero1                   4 P      stage 1 reduces at the boundary only
+    zero1                   4 P      stage 1 reduces at the boundary only; in bf16 6 P, since the
+                                     last micro-step's own gradients stay beside the sums
     zero2                   4 P      replicated
                             4 P / N  sharded, and the rest of the tensors that lie across the border
                                      of a partition, which are kept whole; as of rank 0
@@ -21,7 +22,7 @@ Slices that do not divide evenly are padded.
 
 from itertools import accumulate
 
-from toolkit.backends.strategies import Accumulation, Strategy
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
 
 _FP32_BYTES = 4
@@ -31,6 +32,7 @@ def held_gradient_bytes(
     strategy: Strategy,
     accumulation: Accumulation,
     *,
+    precision: Precision,
     sizes: ModelSizes,
     world_size: int,
     replicas: int,
@@ -40,12 +42,15 @@ def held_gradient_bytes(
     Args:
         strategy: which engine.
         accumulation: when it reduces.
+        precision: of the computation.
         sizes: the model; its tensors must divide by the shards, else padding comes on top.
         world_size: all ranks.
         replicas: replica groups of hybrid sharding, else 1.
     """
     whole = _FP32_BYTES * sizes.parameter_count
     shard = whole // (world_size // replicas)
+    if strategy == "zero1" and precision == "bf16":
+        return whole + whole // 2
     if strategy in ("single", "ddp", "zero1"):
         return whole
     if accumulation != "replicated":

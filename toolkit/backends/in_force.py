@@ -173,7 +173,7 @@ def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
 
 def _window_dtypes(engine: Engine) -> set[torch.dtype]:
     """Dtypes of gradients that wait on the parameters themselves until the end of the window."""
-    if (engine.launched.strategy, engine.accumulation) != ("zero3", "replicated"):
+    if engine.launched.strategy == "zero1" or engine.accumulation != "replicated":
         return set()
     return {getattr(p, "grad_dtype", p.dtype) for _, p in engine.named_parameters()}
 

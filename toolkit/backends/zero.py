@@ -24,9 +24,8 @@ class ZeroEngine(Engine):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        if self._coalesces and self._is_partitioned:
-            # Stage 3 leaves the window's gradients on its bf16 parameters; stage 2 has its own
-            # fp32 sums.
+        if self._coalesces:
+            # The window's gradients wait on the parameters themselves, which are bf16.
             for _, parameter in self.named_parameters():
                 parameter.grad_dtype = torch.float32
 

@@ -161,6 +161,7 @@ def _expected_held(arm: Arm, case: Case, sizes: ModelSizes) -> int | None:
     return held_gradient_bytes(
         arm.strategy,
         case.accumulation,
+        precision=case.precision,
         sizes=sizes,
         world_size=arm.world_size,
         replicas=arm.replicas,
@@ -170,6 +171,7 @@ def _expected_held(arm: Arm, case: Case, sizes: ModelSizes) -> int | None:
 def _memory_problems(outcome: Outcome, expected: int | None) -> Iterator[str]:
     found = outcome.held_gradient_bytes
     if found != expected:
-        yield f"{found} bytes of gradients held between micro-steps, not {expected}"
-    if expected and outcome.held_gradient_dtypes != ["torch.float32"]:
-        yield f"gradients are held in {', '.join(outcome.held_gradient_dtypes)}"
+        dtypes = ", ".join(outcome.held_gradient_dtypes)
+        yield f"{found} bytes of gradients held between micro-steps ({dtypes}), not {expected}"
+    if expected and "torch.float32" not in outcome.held_gradient_dtypes:
+        yield f"gradients are held in {', '.join(outcome.held_gradient_dtypes)} alone"
