@@ -12,8 +12,9 @@ gradients are accumulated in fp32:
     zero1                   4 P      stage 1 reduces at the boundary only; in bf16 6 P, since the
                                      last micro-step's own gradients stay beside the sums
     zero2                   4 P      replicated
-                            4 P / N  sharded, and the rest of the tensors that lie across the border
-                                     of a partition, which are kept whole; as of rank 0
+                            4 P / N  sharded; in fp32 the tensors that lie across the border of a
+                                     partition are kept whole (counted as of rank 0), in bf16 there
+                                     is a buffer for just the partition
     zero3                   4 P (1 + 1 / N)  replicated: the partition's buffer is there as well
                             4 P / N  sharded
 
@@ -53,10 +54,10 @@ def held_gradient_bytes(
         return whole + whole // 2
     if strategy in ("single", "ddp", "zero1"):
         return whole
+    if accumulation == "sharded" and strategy == "zero2" and precision == "fp32":
+        return shard + _FP32_BYTES * _across_the_border(sizes, world_size)
     if accumulation != "replicated":
-        return shard + _FP32_BYTES * (
-            _across_the_border(sizes, world_size) if strategy == "zero2" else 0
-        )
+        return shard
     return whole + shard if strategy == "zero3" else whole
 
 
