@@ -36,6 +36,7 @@ REPEATS = 3
 
 
 def build() -> Engine:
+    """GPT-2 with its optimizer state, as after one update."""
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
     sizes = preset_sizes("gpt2")
@@ -56,6 +57,7 @@ def build() -> Engine:
 
 
 def position(engine: Engine, step: int) -> Position:
+    """What goes beside the tensors."""
     return Position(
         step=step,
         data_step=step,
@@ -73,6 +75,7 @@ def position(engine: Engine, step: int) -> Position:
 
 
 def seconds(act: Callable[[], object]) -> float:
+    """Time one call."""
     started = time.perf_counter()
     act()
     return time.perf_counter() - started
@@ -89,6 +92,7 @@ def write_plainly(path: Path, size: int) -> None:
 
 
 def main(folder: Path) -> None:
+    """Measure and print one JSON object; the first round of each is shown but not counted."""
     engine = build()
     size = sum(piece.bytes for piece in own_pieces(engine, with_moments=True))
     folder.mkdir(parents=True, exist_ok=True)

@@ -143,9 +143,7 @@ def test_a_nan_on_one_rank_is_skipped_by_all(folder: Path, strategy: Strategy) -
     assert (state["step"], state["updates"]) == (6, 5)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "number"), [("zero3", signal.SIGTERM), ("fsdp2", signal.SIGUSR1)]
-)
+@pytest.mark.parametrize(("strategy", "action"), [("zero3", "term"), ("fsdp2", "usr1")])
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(
     folder: Path, strategy: Strategy, action: str
 ) -> None:
