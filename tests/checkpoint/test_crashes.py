@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,33 @@ def test_a_second_signal_ends_at_once(job: Job) -> None:
     fault = "step:0:3:term,backward:0:3:term"
     assert job.start("twice", "training.checkpoint_every=1", fault=fault) == 128 + 15
     assert job.steps("twice") == [1, 2]
+
+
+def test_a_hang_ends_with_4_and_the_place(job: Job) -> None:
+    """Within a second and a half of the time set, which is for the other ranks' reports."""
+    started = time.monotonic()
+    assert job.start("hang", "training.timeout_s=1", fault="step:0:3:hang") == 4
+    assert time.monotonic() - started < 5
+    summary = json.loads((job.run("hang") / "summary.json").read_text())
+    assert summary["exit"] == 4
+    assert summary["reason"].startswith("no progress for 1 s in step 3: rank 0 is behind (in ")
+    assert "tests/faulty.py" in summary["reason"]
+    assert "in faulty_main" in job.log("hang")
+
+
+@pytest.mark.parametrize(
+    "path", ["checkpoints", "checkpoints/step_00000002", "checkpoints/step_00000002/state.json"]
+)
+def test_nothing_of_a_run_leads_out_of_it(job: Job, path: str) -> None:
+    """What a link points to may be anyone's; it is refused or replaced, never written through."""
+    name = f"link-{path.count('/')}"
+    assert job.start(name, "training.stop_at=2") == 0
+    elsewhere = job.folder / f"{name}-elsewhere"
+    linked = job.run(name) / path
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    assert job.start(name) == 3
+    assert "Traceback" not in job.log(name)
 
 
 @pytest.mark.long
