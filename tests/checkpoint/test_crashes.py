@@ -115,19 +115,20 @@ def assert_ends_as(job: Job, name: str, straight: str) -> None:
     assert left - {"step_00000002.deleted"} == {"step_00000004", "step_00000006"}
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "committed"),
+    ("fault", "committed", "asynchronous"),
     [
-        ("begin:0:4:kill", [2]),
-        ("half:0:4:kill", [2]),
-        ("part:0:4:kill", [2]),
-        ("commit:0:4:kill", [2]),
-        ("manifest:0:4:kill", [2]),
-        ("rename:0:4:kill", [2]),
-        ("committed:0:4:kill", [2, 4]),
+        ("begin:0:4:kill", [2], False),
+        ("half:0:4:kill", [2], False),
+        ("half:0:4:kill", [2], True),
+        ("part:0:4:kill", [2], False),
+        ("part:0:4:kill", [2], True),
+        ("commit:0:4:kill", [2], False),
+        ("manifest:0:4:kill", [2], False),
+        ("rename:0:4:kill", [2], True),
+        ("committed:0:4:kill", [2, 4], False),
         # The third commit deletes the first; half-deleted, it is no checkpoint any more.
-        ("prune:0:2:kill", [4, 6]),
+        ("prune:0:2:kill", [4, 6], False),
     ],
 )
 def test_a_kill_while_saving_loses_no_commit(
