@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,20 +14,16 @@ import torch
 from toolkit.backends.in_force import check_first_step
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
-from toolkit.data.batches import eval_batches
-from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 from toolkit.errors import NonFiniteError, Preempted
-from toolkit.model.sizes import GPT2_VOCAB_SIZE
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
-from toolkit.training.evaluate import evaluate
 from toolkit.training.health import Health, check_replicas
-from toolkit.training.metrics import MetricsLog, eval_line, peak_memory_bytes, train_line
-from toolkit.training.sample import sample_tokens
+from toolkit.training.metrics import MetricsLog, peak_memory_bytes, train_line
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.stop import StopRequest
+from toolkit.training.validation import validate
 
 MAX_SKIPPED_IN_A_ROW = 20
 """fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
@@ -117,7 +112,8 @@ class Loop:
                 stop, writing = self._train_once(timed=not first)
             first = False
             if _due(self.step, training.eval_every, last):
-                self._evaluate()
+                for record, line in validate(self.run, step=self.step):
+                    self._report(record, line)
             if _due(self.step, training.checkpoint_every, last):
                 self.saving.save(self._position())
             elif not writing:
@@ -262,33 +258,6 @@ class Loop:
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self.engine.accelerator.log(values, step=self.step)
         self.say(line)
-
-    def _evaluate(self) -> None:
-        if self.run.val is not None:
-            batches = eval_batches(
-                self.run.val,
-                micro_batch_size=self.run.plan.micro_batch_size,
-                world_size=self.engine.world_size,
-                rank=self.engine.rank,
-                max_sequences=self.config.training.eval_sequences,
-            )
-            found = evaluate(self.engine, batches)
-            record = {"kind": "eval", "step": self.step, **asdict(found)}
-            self._report(record, eval_line(record, steps=self.config.training.steps))
-        if self.config.training.sample_tokens:
-            text = self._sample()
-            record = {"kind": "sample", "step": self.step, "text": text}
-            self._report(record, f"sample {self.step:>5} | {text!r}")
-
-    def _sample(self) -> str:
-        tokens = sample_tokens(
-            self.engine,
-            start=min(END_OF_TEXT, self.config.model.vocab_size - 1),
-            length=self.config.training.sample_tokens,
-            block_size=self.config.model.block_size,
-            seed=self.config.seed,
-        )
-        return build_vocabulary().decode([token for token in tokens if token < GPT2_VOCAB_SIZE])
 
     def _position(self) -> Position:
         return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)
