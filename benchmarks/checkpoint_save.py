@@ -32,7 +32,7 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import preset_sizes
 from toolkit.training.optimizer import build_optimizer
 
-REPEATS = 3
+REPEATS = 2
 
 
 def build() -> Engine:

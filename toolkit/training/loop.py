@@ -114,12 +114,12 @@ class Loop:
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
                     self._report(record, line)
-            if _due(self.step, training.checkpoint_every, last):
-                self.saving.save(self._position())
-            elif not writing:
-                self.saving.finish()
             if _due(self.step, training.replica_check_every, last):
                 self._check_replicas()
+            if _due(self.step, training.checkpoint_every, last):
+                self._save_new()
+            elif not writing:
+                self.saving.finish()
             if stop and self.step < last:
                 self._end_early(signal.Signals(stop).name)
         self.saving.finish()
@@ -149,7 +149,8 @@ class Loop:
             step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
         )
         if verdict in ("left_out", "roll_back"):
-            self._leave_out(loss, grad_norm)
+            if left_out:
+                self._leave_out(loss, grad_norm)
             if verdict == "roll_back":
                 self._go_back()
             return stop, writing
@@ -230,6 +231,11 @@ class Loop:
             f"rolled back from step {step} to {found[0]}; going on after {self.data_step} batches "
             "of the data"
         )
+
+    def _save_new(self) -> None:
+        """Save, unless the run has just gone back to this very state."""
+        if self.saving.saved_step != self.step:
+            self.saving.save(self._position())
 
     def _end_early(self, name: str) -> None:
         self.saving.save_last(self._position())
