@@ -166,8 +166,8 @@ def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: s
 
 
 def test_a_second_signal_ends_at_once(job: Job) -> None:
-    """Inside a call that does not return, after the first has been noted."""
-    fault = "step:0:3:term,backward:0:3:term"
+    """Before the step is done, and so before anything is saved."""
+    fault = "step:0:3:term,backward:0:3:slow,updated:0:3:term"
     assert job.start("twice", "training.checkpoint_every=1", fault=fault) == 128 + 15
     assert job.steps("twice") == [1, 2]
 
