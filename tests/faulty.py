@@ -21,7 +21,7 @@ from toolkit.backends.engine import Engine
 from toolkit.checkpoint import saver, store
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data import durable
-from toolkit.training import loop
+from toolkit.training import loop, validation
 from toolkit.training.step import StepResult, train_step
 from toolkit.training.worker import main
 
@@ -98,7 +98,7 @@ class Faults:
             (store, "write_durably", self._write_durably),
             (Path, "rename", self._rename(Path.rename)),
             (store.shutil, "rmtree", self._rmtree(store.shutil.rmtree)),
-            (loop, "evaluate", self._evaluate(loop.evaluate)),
+            (validation, "evaluate", self._evaluate(validation.evaluate)),
         ):
             stack.enter_context(patch.object(target, name, wrapper))
         if any(point == "gradient" for point, _ in self.own):

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,19 +115,20 @@ def assert_ends_as(job: Job, name: str, straight: str) -> None:
     assert left - {"step_00000002.deleted"} == {"step_00000004", "step_00000006"}
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "committed"),
+    ("fault", "committed", "asynchronous"),
     [
-        ("begin:0:4:kill", [2]),
-        ("half:0:4:kill", [2]),
-        ("part:0:4:kill", [2]),
-        ("commit:0:4:kill", [2]),
-        ("manifest:0:4:kill", [2]),
-        ("rename:0:4:kill", [2]),
-        ("committed:0:4:kill", [2, 4]),
+        ("begin:0:4:kill", [2], False),
+        ("half:0:4:kill", [2], False),
+        ("half:0:4:kill", [2], True),
+        ("part:0:4:kill", [2], False),
+        ("part:0:4:kill", [2], True),
+        ("commit:0:4:kill", [2], False),
+        ("manifest:0:4:kill", [2], False),
+        ("rename:0:4:kill", [2], True),
+        ("committed:0:4:kill", [2, 4], False),
         # The third commit deletes the first; half-deleted, it is no checkpoint any more.
-        ("prune:0:2:kill", [4, 6]),
+        ("prune:0:2:kill", [4, 6], False),
     ],
 )
 def test_a_kill_while_saving_loses_no_commit(
@@ -164,10 +166,37 @@ def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: s
 
 
 def test_a_second_signal_ends_at_once(job: Job) -> None:
-    """Inside a call that does not return, after the first has been noted."""
-    fault = "step:0:3:term,backward:0:3:term"
+    """Before the step is done, and so before anything is saved."""
+    fault = "step:0:3:term,backward:0:3:slow,updated:0:3:term"
     assert job.start("twice", "training.checkpoint_every=1", fault=fault) == 128 + 15
     assert job.steps("twice") == [1, 2]
+
+
+def test_a_hang_ends_with_4_and_the_place(job: Job) -> None:
+    """Within a second and a half of the time set, which is for the other ranks' reports."""
+    started = time.monotonic()
+    assert job.start("hang", "training.timeout_s=1", fault="step:0:3:hang") == 4
+    assert time.monotonic() - started < 5
+    summary = json.loads((job.run("hang") / "summary.json").read_text())
+    assert summary["exit"] == 4
+    assert summary["reason"].startswith("no progress for 1 s in step 3: rank 0 is behind (in ")
+    assert "tests/faulty.py" in summary["reason"]
+    assert "in faulty_main" in job.log("hang")
+
+
+@pytest.mark.parametrize(
+    "path", ["checkpoints", "checkpoints/step_00000002", "checkpoints/step_00000002/state.json"]
+)
+def test_nothing_of_a_run_leads_out_of_it(job: Job, path: str) -> None:
+    """What a link points to may be anyone's; it is refused or replaced, never written through."""
+    name = f"link-{path.count('/')}"
+    assert job.start(name, "training.stop_at=2") == 0
+    elsewhere = job.folder / f"{name}-elsewhere"
+    linked = job.run(name) / path
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    assert job.start(name) == 3
+    assert "Traceback" not in job.log(name)
 
 
 @pytest.mark.long

@@ -59,6 +59,7 @@ class ThreadEngine(ReplicatedEngine):
                 device=torch.device("cpu"),
                 backward=torch.Tensor.backward,
                 clip_grad_norm_=nn.utils.clip_grad_norm_,
+                scaler=None,
             ),
             model=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=123.0),

@@ -11,12 +11,13 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from toolkit.backends.launched import Launched
-from toolkit.errors import UsageError
+from toolkit.errors import HangError, UsageError
 
 STALE_LOCK_S = 300.0
 """A build takes some 20 s; one that holds its lock for this long is not running any more."""
@@ -29,6 +30,7 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
 
     Raises:
         UsageError: the group that came up is not the one that was launched, or does not add.
+        HangError: not all processes came within `timeout`.
     """
     # Accelerate would pick Apple's GPU, which has no collectives.
     if launched.strategy != "single" and not torch.cuda.is_available():
@@ -40,12 +42,19 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
 
     if launched.strategy == "single":
         return PartialState().device
+    backend: dict[str, Any] = {"backend": "gloo"}
     if torch.cuda.is_available():
-        state = PartialState(timeout=timeout)
+        backend = {}
     elif launched.strategy == "ddp":
-        state = PartialState(cpu=True, timeout=timeout)
-    else:
-        state = PartialState(backend="gloo", timeout=timeout)
+        backend = {"cpu": True}
+    try:
+        state = PartialState(**backend, timeout=timeout)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        raise HangError(
+            f"the {launched.world_size} processes did not all come together within "
+            f"{timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start a launcher on "
+            "every machine, each with a node rank of its own"
+        ) from None
     _check_world(launched)
     _check_reduction(state.device)
     return state.device

@@ -10,8 +10,6 @@ from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.training.run_folder import make_run_folder, sole_user
 
-GIB = 2**30
-
 
 def list_checkpoints(run: Path) -> Iterator[str]:
     """Yield a line for each checkpoint of a run, the newest last; sizes are checked, bytes not.
@@ -30,7 +28,7 @@ def list_checkpoints(run: Path) -> Iterator[str]:
         yield (
             f"{checkpoint.name}  {position.tokens:,} tokens, written by {position.strategy} on "
             f"{position.world_size}, {len(files) - 1} "
-            f"{'part' if len(files) == 2 else 'parts'}, {size / GIB:.2f} GiB"
+            f"{'part' if len(files) == 2 else 'parts'}, {size:,} bytes"
         )
 
 

@@ -78,14 +78,21 @@ class CheckpointStore:
         return final
 
     def committed(self) -> list[Path]:
-        """Return the step folders that were complete once, oldest first."""
+        """Return the step folders that were complete once, oldest first.
+
+        Raises:
+            UntrustedError: one of them is a link, so that it may lead anywhere.
+        """
         if not self.folder.is_dir():
             return []
+        _refuse_link(self.folder)
         found = [
             (int(match[1]), path)
             for path in self.folder.iterdir()
             if (match := _STEP.fullmatch(path.name)) and path.is_dir()
         ]
+        for _, path in found:
+            _refuse_link(path)
         return [path for _, path in sorted(found)]
 
     def newest_good(
@@ -183,6 +190,11 @@ def _delete(checkpoint: Path) -> None:
     doomed = checkpoint.with_suffix(".deleted")
     checkpoint.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise UntrustedError(f"{folder} is a link to another folder; put the folder itself there")
 
 
 def _sync(folder: Path) -> None:

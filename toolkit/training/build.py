@@ -20,7 +20,7 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.training.batches import build_batches, build_val, plan_run
 from toolkit.training.optimizer import build_optimizer
 
-_AFTER_WATCHDOG_S = 30.0
+_AFTER_WATCHDOG_S = 5.0
 """The watchdog, which names the rank that is behind, is to notice before a collective does."""
 TIED = ("transformer.wte.weight", "lm_head.weight")
 

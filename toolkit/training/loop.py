@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,22 +15,18 @@ from toolkit.backends.in_force import check_first_step
 from toolkit.backends.replicas import check_replicas
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
-from toolkit.data.batches import eval_batches
-from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 from toolkit.errors import NonFiniteError, Preempted
 from toolkit.memory.advice import comparison_after, estimate_run
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
-from toolkit.model.sizes import GPT2_VOCAB_SIZE
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
-from toolkit.training.evaluate import evaluate
 from toolkit.training.health import Health
-from toolkit.training.metrics import MetricsLog, eval_line, train_line
-from toolkit.training.sample import sample_tokens
+from toolkit.training.metrics import MetricsLog, train_line
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.stop import StopRequest
+from toolkit.training.validation import validate
 
 MAX_SKIPPED_IN_A_ROW = 20
 """fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
@@ -126,9 +121,10 @@ class Loop:
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
-                self._evaluate()
+                for record, line in validate(self.run, step=self.step):
+                    self._report(record, line)
             if _due(self.step, training.checkpoint_every, last):
-                self.saving.save(self._position())
+                self._save_new()
             elif not writing:
                 self.saving.finish()
             if stop and self.step < last:
@@ -173,7 +169,8 @@ class Loop:
             step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
         )
         if verdict in ("left_out", "roll_back"):
-            self._leave_out(loss, grad_norm)
+            if left_out:
+                self._leave_out(loss, grad_norm)
             if verdict == "roll_back":
                 self._go_back()
             return stop, writing
@@ -259,6 +256,11 @@ class Loop:
             "of the data"
         )
 
+    def _save_new(self) -> None:
+        """Save, unless the run has just gone back to this very state."""
+        if self.saving.saved_step != self.step:
+            self.saving.save(self._position())
+
     def _end_early(self, name: str) -> None:
         self.saving.save_last(self._position())
         self.stop.ignore_further()
@@ -282,33 +284,6 @@ class Loop:
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self.engine.accelerator.log(values, step=self.step)
         self.say(line)
-
-    def _evaluate(self) -> None:
-        if self.run.val is not None:
-            batches = eval_batches(
-                self.run.val,
-                micro_batch_size=self.run.plan.micro_batch_size,
-                world_size=self.engine.world_size,
-                rank=self.engine.rank,
-                max_sequences=self.config.training.eval_sequences,
-            )
-            found = evaluate(self.engine, batches)
-            record = {"kind": "eval", "step": self.step, **asdict(found)}
-            self._report(record, eval_line(record, steps=self.config.training.steps))
-        if self.config.training.sample_tokens:
-            text = self._sample()
-            record = {"kind": "sample", "step": self.step, "text": text}
-            self._report(record, f"sample {self.step:>5} | {text!r}")
-
-    def _sample(self) -> str:
-        tokens = sample_tokens(
-            self.engine,
-            start=min(END_OF_TEXT, self.config.model.vocab_size - 1),
-            length=self.config.training.sample_tokens,
-            block_size=self.config.model.block_size,
-            seed=self.config.seed,
-        )
-        return build_vocabulary().decode([token for token in tokens if token < GPT2_VOCAB_SIZE])
 
     def _position(self) -> Position:
         return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
@@ -11,6 +12,8 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ECHO_S = 0.2
+"""A signal to a whole group of processes comes twice: by itself and passed on by the launcher."""
 
 
 class StopRequest:
@@ -52,11 +55,15 @@ class StopRequest:
             os.close(read)
 
     def _follow(self, pipe: int) -> None:
+        first = 0.0
         while number := os.read(pipe, 1):
             if number[0] not in SIGNALS or self._is_ending:
                 continue
             if self.signal:
+                if time.monotonic() - first < _ECHO_S:
+                    continue
                 os._exit(128 + number[0])
+            first = time.monotonic()
             self.signal = signal.Signals(number[0]).name
 
 

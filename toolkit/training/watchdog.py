@@ -4,7 +4,6 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -95,16 +94,24 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
+        """End this process, whatever goes wrong on the way: nobody may be there to be told."""
+        try:
+            self._report()
+            reports = self._gather()
+            if min(reports) != self.rank:
+                time.sleep(2 * _WAIT_FOR_OTHERS_S)
+                return
+            try:
+                self.tell(*self._judge(reports))
+            finally:
+                _kill_siblings()
+        finally:
+            os._exit(EXIT_CODE)
+
+    def _report(self) -> None:
         partial = self._report_file(self.rank).with_suffix(".tmp")
         partial.write_text(json.dumps(asdict(Report(self.rank, self._marks, self.step))))
         partial.replace(self._report_file(self.rank))
-        reports = self._gather()
-        if min(reports) == self.rank:
-            self.tell(*self._judge(reports))
-            _kill_siblings()
-        else:
-            time.sleep(2 * _WAIT_FOR_OTHERS_S)
-        os._exit(EXIT_CODE)
 
     def _gather(self) -> dict[int, Report]:
         """Return the reports of the ranks that still answer, this one's included."""
@@ -169,4 +176,3 @@ def _kill_siblings() -> None:
                 process.send_signal(signal.SIGKILL)
         except psutil.Error:
             continue
-    sys.stderr.flush()

@@ -170,6 +170,7 @@ def _watched(
     def tell(sentence: str, stacks: str) -> None:
         write_first_summary(folder, {**summary, "exit": HangError.exit_code, "reason": sentence})
         sys.stderr.write(f"{stacks}\nerror: {sentence}\n")
+        sys.stderr.flush()
 
     watchdog = Watchdog(
         folder,
