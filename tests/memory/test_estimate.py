@@ -173,3 +173,24 @@ def test_settings_are_the_runs(run_file) -> None:
     assert (settings.micro_batch_size, settings.seq_len, settings.grad_accum_steps) == (4, 32, 2)
     assert (settings.precision, settings.optimizer) == ("fp32", "sgd")
     assert settings.attention == "math"
+
+
+def test_ddp_without_bucket_views_holds_a_second_set_of_gradients() -> None:
+    parameters = preset_sizes("gpt2").parameter_count
+    views, apart = (
+        walk_step(step("ddp", "sharded", gradient_as_bucket_view=view)) for view in (True, False)
+    )
+    # The gradients beside the buckets are there once the first backward pass is over.
+    assert apart.totals()[-1] == views.totals()[-1]
+    assert apart.peak().total - views.peak().total == 4 * parameters
+
+
+def test_offloaded_masters_and_moments_are_not_on_the_device() -> None:
+    settings = {"precision": "bf16", "world_size": 2}
+    here, offloaded = (
+        estimate_peak(step("zero2", "sharded", offload_optimizer=offload, **settings))
+        for offload in (False, True)
+    )
+    assert offloaded.parts["optimizer"] == 0
+    parameters = preset_sizes("gpt2").parameter_count
+    assert here.total - offloaded.total == 16 * parameters // 2

@@ -55,7 +55,6 @@ class ThreadEngine(ReplicatedEngine):
         model = LossIsToken()
         super().__init__(
             accelerator=SimpleNamespace(
-                scaler=None,
                 device=torch.device("cpu"),
                 backward=torch.Tensor.backward,
                 clip_grad_norm_=nn.utils.clip_grad_norm_,

@@ -225,6 +225,20 @@ def test_out_of_memory_says_what_to_lower(
     assert summary(run_file)["exit"] == 5
 
 
+def test_an_estimate_above_the_device_is_said_before_the_first_step(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_memory_of", lambda device: 2**20)
+    assert worker.main(["--config", str(run_file), "training.steps=2"]) == 0
+    said = capsys.readouterr().out
+    assert "GiB there are: " in said
+    assert said.index("warning: the estimate of") < said.index("step     1/2")
+    assert summary(run_file)["estimated_peak_memory_bytes"] > 2**20
+    monkeypatch.setattr(worker, "_memory_of", lambda device: 2**40)
+    assert worker.main(["--config", str(run_file), "run_name=fits", "training.steps=2"]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_only_the_first_rank_speaks_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,8 @@ from toolkit.memory.fsdp2_walk import Fsdp2Walk
 from toolkit.memory.ledger import Ledger, Peak
 from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.zero_walk import build_zero_walk
+from toolkit.memory.zero3_walk import Zero3Walk
+from toolkit.memory.zero12_walk import Zero1Bf16Walk, Zero12Walk
 
 WALKED_MICRO_STEPS = 3
 """First, one in the middle and last: all others in between are the same."""
@@ -40,6 +41,10 @@ def build_engine_walk(settings: StepSettings, ledger: Ledger) -> EngineWalk:
         return EngineWalk(settings, ledger)
     if settings.strategy == "ddp":
         return DdpWalk(settings, ledger)
-    if settings.strategy.startswith("zero"):
-        return build_zero_walk(settings, ledger)
+    if settings.strategy == "zero3":
+        return Zero3Walk(settings, ledger)
+    if settings.strategy == "zero1" and settings.precision == "bf16":
+        return Zero1Bf16Walk(settings, ledger)
+    if settings.strategy in ("zero1", "zero2"):
+        return Zero12Walk(settings, ledger)
     return Fsdp2Walk(settings, ledger)

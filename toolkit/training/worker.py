@@ -134,14 +134,14 @@ def _run(
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     estimate = estimate_run(config, launched, device_type=device_type)
     summary["estimated_peak_memory_bytes"] = estimate.total
-    if warning := warning_before(estimate, _memory_per_rank()):
-        say(warning)
     try:
         run = build_run(config, launched, folder)
         if launched.rank == 0:
             write_description(folder, config, launch, _devices(run.engine.device))
         for line in header(config, run, launched, folder):
             say(line)
+        if warning := warning_before(estimate, _memory_of(run.engine.device)):
+            say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
             loop = Loop(run, folder, say, stop=stop, mark=mark, strict=strict)
             run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
@@ -187,14 +187,13 @@ def _watched(
         watchdog.close()
 
 
-def _memory_per_rank() -> int:
+def _memory_of(device: Any) -> int:
     """Bytes of this rank's GPU, or its share of the host's memory."""
     import psutil
     import torch
 
-    if torch.cuda.is_available():
-        _, total = torch.cuda.mem_get_info()
-        return int(total)
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return int(psutil.virtual_memory().total) // ranks_here
 
