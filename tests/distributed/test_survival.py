@@ -168,17 +168,3 @@ def test_a_launcher_that_is_killed_leaves_no_orphans(folder: Path) -> None:
         time.sleep(0.2)
     assert left_over("orphan") == []
     assert summary(folder, "orphan")["exit"] == 75
-
-
-def test_a_flipped_bit_of_one_of_three_replicas_is_named(folder: Path) -> None:
-    run(
-        folder,
-        "ddp",
-        4,
-        "flip",
-        "training.replica_check_every=1",
-        fault="updated:2:3:flip",
-    )
-    found = summary(folder, "flip")
-    assert found["exit"] == 3
-    assert found["reason"].startswith("step 3: the parameters of rank 2")

@@ -1,14 +1,10 @@
 """What is done about a step's numbers."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
-import torch
 
 from toolkit.config import TrainingConfig
-from toolkit.errors import NonFiniteError, UntrustedError
-from toolkit.training.health import Health, check_replicas
+from toolkit.errors import NonFiniteError
+from toolkit.training.health import Health
 
 
 def judge(health: Health, *losses: float) -> list[str]:
@@ -38,23 +34,3 @@ def test_a_loss_that_is_not_finite_though_an_update_was_made_always_ends() -> No
     health = Health(TrainingConfig(on_non_finite="skip"))
     with pytest.raises(NonFiniteError):
         health.judge(step=1, loss=float("inf"), grad_norm=1.0, left_out=False)
-
-
-@pytest.mark.parametrize(("odd", "words"), [((1,), "rank 1"), ((0, 3), "rank 0, 3")])
-def test_a_replica_with_another_bit_is_named_by_the_majority(
-    odd: tuple[int, ...], words: str
-) -> None:
-    def bits(rank: int) -> int:
-        weight = torch.ones(5)
-        weight.view(torch.int32)[2] ^= int(rank in odd)
-        return int(weight.view(torch.int32).sum(dtype=torch.int64))
-
-    def gather(own: int) -> list[int]:
-        assert own == bits(-1)
-        return [bits(rank) for rank in range(5)]
-
-    engine = SimpleNamespace(
-        named_parameters=lambda: [("weight", torch.ones(5))], gather_from_ranks=gather
-    )
-    with pytest.raises(UntrustedError, match=words):
-        check_replicas(cast(Any, engine), step=7)

@@ -225,8 +225,6 @@ class TrainingConfig(Section):
     """Updates in a row that may be left out before the run rolls back or ends."""
     on_loss_spike: Literal["warn", "roll_back"] = "warn"
     """When the loss is far above that of the steps before: say so, or roll back as well."""
-    replica_check_every: Steps = 0
-    """Steps between comparisons of the replicas' bits under DDP; 0 never compares."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()

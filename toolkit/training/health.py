@@ -5,11 +5,8 @@ from collections import deque
 from statistics import median
 from typing import Literal
 
-import torch
-
-from toolkit.backends.engine import Engine
 from toolkit.config import TrainingConfig
-from toolkit.errors import NonFiniteError, UntrustedError
+from toolkit.errors import NonFiniteError
 
 Verdict = Literal["good", "left_out", "roll_back", "spike"]
 
@@ -70,25 +67,3 @@ class Health:
         """Start anew after rolling back."""
         self._left_out_in_a_row = 0
         self._losses.clear()
-
-
-def check_replicas(engine: Engine, *, step: int) -> None:
-    """Compare the bits of all ranks' parameters under DDP; sharded engines have no second copy.
-
-    Raises:
-        UntrustedError: names the ranks that differ from most.
-    """
-    bits = sum(
-        parameter.detach().view(torch.int32).sum(dtype=torch.int64)
-        for _, parameter in engine.named_parameters()
-    )
-    found = engine.gather_from_ranks(int(bits))
-    usual = max(found, key=found.count)
-    odd = [rank for rank, value in enumerate(found) if value != usual]
-    if odd:
-        # With two ranks nobody can say which of them is wrong.
-        who = "rank " + ", ".join(map(str, odd)) if len(found) > 2 else "one of two ranks"
-        raise UntrustedError(
-            f"step {step}: the parameters of {who} are not the others' bits, though all made the "
-            "same updates; suspect its memory, and carry on from the last checkpoint"
-        )

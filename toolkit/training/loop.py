@@ -17,7 +17,7 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.errors import NonFiniteError, Preempted
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
-from toolkit.training.health import Health, check_replicas
+from toolkit.training.health import Health
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, train_line
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
@@ -99,7 +99,6 @@ class Loop:
                 to end, or going back did not help.
             SaveError: a checkpoint could not be written, and the run's policy is to end.
             Preempted: a signal asked for the end; the state is saved.
-            UntrustedError: replicas that should be the same are not.
         """
         training = self.config.training
         last = training.stop_at or training.steps
@@ -114,8 +113,6 @@ class Loop:
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
                     self._report(record, line)
-            if _due(self.step, training.replica_check_every, last):
-                self._check_replicas()
             if _due(self.step, training.checkpoint_every, last):
                 self._save_new()
             elif not writing:
@@ -243,10 +240,6 @@ class Loop:
         raise Preempted(
             f"stopped by {name} after step {self.step}, which is saved; start again to carry on"
         )
-
-    def _check_replicas(self) -> None:
-        if self.engine.launched.strategy == "ddp":
-            check_replicas(self.engine, step=self.step)
 
     @property
     def tokens(self) -> int:
