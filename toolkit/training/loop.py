@@ -104,6 +104,16 @@ class Loop:
         last = training.stop_at or training.steps
         if self.step >= last:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
+        try:
+            self._train_to(last)
+        except NonFiniteError:
+            # All ranks end here, so what is still being written can be completed.
+            self.saving.finish()
+            raise
+        self.saving.finish()
+
+    def _train_to(self, last: int) -> None:
+        training = self.config.training
         first = True
         while self.step < last:
             self.mark(self.step)
@@ -119,7 +129,6 @@ class Loop:
                 self.saving.finish()
             if stop and self.step < last:
                 self._end_early(signal.Signals(stop).name)
-        self.saving.finish()
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
