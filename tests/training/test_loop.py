@@ -200,8 +200,9 @@ def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None
         start("training.checkpoint_every=2")
 
 
-def test_a_nan_stops_the_run_before_anything_is_saved(start: Start) -> None:
-    loop = start("training.checkpoint_every=1")
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_nan_stops_the_run_before_anything_is_saved(start: Start, asynchronous: str) -> None:
+    loop = start("training.checkpoint_every=1", f"training.async_save={asynchronous}")
 
     def poison(module: object, inputs: object, loss: torch.Tensor) -> torch.Tensor:
         return loss * float("nan") if loop.step == 2 else loss

@@ -42,7 +42,7 @@ class Saver:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank is still writing what the last `save` left to be written."""
+        """Whether this rank is still writing what `begin` left to be written."""
         return self._writing is not None and self._writing.is_alive()
 
     def begin(self, position: Position) -> None:

@@ -106,12 +106,25 @@ class Loop:
                 to end, or going back did not help.
             SaveError: a checkpoint could not be written, and the run's policy is to end.
             Preempted: a signal asked for the end; the state is saved.
-            UntrustedError: replicas that should be the same are not.
         """
         training = self.config.training
         last = training.stop_at or training.steps
         if self.step >= last:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
+        try:
+            self._train_to(last)
+        except NonFiniteError:
+            # All ranks end here, so what is still being written can be completed.
+            self.saving.finish()
+            raise
+        self.saving.finish()
+        if self.peak_memory_bytes:
+            self.say(comparison_after(self.estimate, self.peak_memory_bytes))
+        if self.leads and self.last_peak is not None:
+            self.last_peak.keep_calibration()
+
+    def _train_to(self, last: int) -> None:
+        training = self.config.training
         done = 0
         while self.step < last:
             self.mark(self.step)
@@ -129,11 +142,6 @@ class Loop:
                 self.saving.finish()
             if stop and self.step < last:
                 self._end_early(signal.Signals(stop).name)
-        self.saving.finish()
-        if self.peak_memory_bytes:
-            self.say(comparison_after(self.estimate, self.peak_memory_bytes))
-        if self.leads and self.last_peak is not None:
-            self.last_peak.keep_calibration()
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
