@@ -12,6 +12,9 @@ class Zero3Walk(ZeroWalk):
     The configuration's reuse distance and prefetch of one block, and at most two blocks live, come
     to this: while a block computes the next one is gathered, and around the loss lie the token
     embedding, which the head's two passes share, and the last block, for its backward pass.
+
+    How far DeepSpeed has prefetched then varies from step to step: in fp32 every other step was
+    seen to hold 8 d^2 elements more (2 % of a model of 0.9 million parameters), which is left out.
     """
 
     def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
