@@ -112,7 +112,9 @@ class Faults:
         self.step += 1
         self.reach("step", self.step)
         result = train_step(engine, *arguments, **settings)
-        self.reach("updated", self.step)
+        if self.reach("updated", self.step) == "flip":
+            weight = next(engine.module.parameters()).detach().view(torch.int32)
+            weight.view(-1)[0] ^= 1
         return result
 
     def _backward(self, original: Any) -> Any:

@@ -75,6 +75,7 @@ def differences(
     return found
 
 
+@pytest.mark.long
 def test_a_state_goes_through_zero_2_bit_for_bit(folder: Path) -> None:
     found = differences(folder, "zero2", 2, ["single_1"])
     assert set(map(tuple, found.values())) == {()}
