@@ -75,15 +75,14 @@ def run_case(
     engine = build_case(case, sizes, launched, break_it=break_it)
     gradients = _capture_gradients(engine)
     held = _watch_held_gradients(engine)
+    counter = CollectiveCounter()
     losses, grad_norms = [], []
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
         held.clear()
-        counter = CollectiveCounter()
-        # Engines settle their buckets after the first step, so the last one is counted.
-        with _first_step_check(engine, case, step), counter:
+        with _watch(engine, case, step, counter):
             result = train_step(engine, micro_batches, lr=lr)
         losses.append(result.loss.item())
         grad_norms.append(float(result.grad_norm))
@@ -98,10 +97,13 @@ def run_case(
     )
 
 
-def _first_step_check(engine: Engine, case: Case, step: int) -> AbstractContextManager[None]:
-    if step:
-        return nullcontext()
-    return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
+def _watch(
+    engine: Engine, case: Case, step: int, counter: CollectiveCounter
+) -> AbstractContextManager[Any]:
+    """The first step is checked; the last is counted, when engines have settled their buckets."""
+    if step == 0:
+        return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
+    return counter if step == case.steps - 1 else nullcontext()
 
 
 def build_case(
