@@ -86,7 +86,8 @@ def test_records_have_exactly_the_promised_keys(start: Start) -> None:
     # On a CPU the second step is the one that is measured.
     unmeasured, *peaks = column(loop, "peak_memory_bytes")
     assert unmeasured is None
-    assert loop.estimate.total == pytest.approx(peaks[0], rel=0.01)
+    # It counts what other tests left in this process; tests/memory compares it in one of its own.
+    assert peaks[0] >= 0.99 * loop.estimate.total
     assert set(peaks) == {peaks[0]}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from toolkit.backends.build import build_engine
 from toolkit.backends.collectives import KINDS, CollectiveCounter
@@ -54,6 +55,9 @@ def main(order_file: Path) -> None:
             stem.with_suffix(".refused").write_text(str(error))
         else:
             _write(stem, outcome, launched)
+    if dist.is_initialized():
+        # Left to the interpreter's end, gloo's threads now and then abort the process.
+        dist.destroy_process_group()
 
 
 def _write(stem: Path, outcome: Outcome, launched: Launched) -> None:
