@@ -44,6 +44,7 @@ class Zero3Walk(ZeroWalk):
 
     def leave(self, module: str, layer: int, *, backward: bool) -> None:
         """Free a block after use, but the last one between its two passes."""
+        super().leave(module, layer, backward=backward)
         if module == "wte" and not backward:
             self.ledger.drop("parameters", self.head)
         if module == "block" and (backward or layer != self.last_layer):
@@ -59,11 +60,7 @@ class Zero3Walk(ZeroWalk):
     def gradient(self, tensor: Tensor) -> None:
         """Keep it in fp32 for the window, or copy it into the bucket."""
         if self.replicated:
-            if self.c == 2:
-                self.ledger.add("gradients", 4 * tensor.elements)
-                self.ledger.drop("gradients", 2 * tensor.elements)
-            if self.micro_step:
-                self.ledger.drop("gradients", 4 * tensor.elements)
+            self._wait(tensor)
             return
         if tensor.elements > self.bucket:
             self._reduce_alone(tensor.elements)
