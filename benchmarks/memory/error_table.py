@@ -224,9 +224,12 @@ difference in a part that both sides tell apart, relative to the peak. `trace` i
 tensors without data (`toolkit estimate --method trace`), `allocator` the real engines on a CPU,
 second step, by PyTorch's allocator events, the fullest rank. Neither is a GPU: kernels' scratch,
 NCCL, the CUDA context and fragmentation are in none of the figures. `held_out` was fixed before the
-formula was written; one of its rows then showed that a term was missing, the all-reduced tensors
-that hybrid sharding keeps (hsdp, sharded: -3.26 % before it was added from PyTorch's source). What
-rivals leave out is said in `benchmarks/memory/rivals.py`."""
+formula was written; some of its rows then showed that terms were missing: the all-reduced tensors
+that hybrid sharding keeps (hsdp, sharded: -3.26 % before it was added from PyTorch's source), and
+the fp32 copy that a CPU makes to add up the chunked loss's gradient in bf16 (fsdp2 and zero2,
+replicated: -0.54 and -0.47 %). In zero3 DeepSpeed's prefetch is ahead by more or less from step to
+step, up to one block's matrices, 12 d^2 elements: up to 2.4 % for models as small as these, up to
+1.1 % for gpt2-xl on 8 ranks. What rivals leave out is said in `benchmarks/memory/rivals.py`."""
 
 _PUBLIC = """\
 Rows whose source gives enough of a configuration. Estimates are allocated bytes; a GPU needs

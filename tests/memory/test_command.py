@@ -38,6 +38,8 @@ def test_the_table_names_what_fits(monkeypatch, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith("single")).split()[-2] == "no"
     assert next(line for line in lines if line.startswith("zero3")).split()[-2] == "yes"
+    share = "17.41 GiB of disk; each of 8 ranks writes 2.18 GiB of it, its own share"
+    assert lines[-1] == f"a checkpoint takes {share}"
 
 
 def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> None:

@@ -5,16 +5,20 @@ import time
 
 import pytest
 
+from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.memory import loss_walk
 from toolkit.memory.estimate import build_engine_walk, estimate_peak, walk_step
+from toolkit.memory.fsdp2_walk import Fsdp2Walk
 from toolkit.memory.hardware import find_gpu
 from toolkit.memory.ledger import Ledger
+from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.report import max_micro_batch
 from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
+from toolkit.memory.zero12_walk import whole_tensors
 from toolkit.model import loss
 from toolkit.model.sizes import preset_sizes
 
@@ -90,6 +94,48 @@ def test_replicated_accumulation_holds_all_gradients_and_sharded_a_share() -> No
     )
     assert replicated == 4 * parameters
     assert sharded == pytest.approx(parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("strategy", "accumulation"), PAIRS)
+def test_gradients_held_between_micro_steps_are_those_of_the_closed_formula(
+    strategy, accumulation, precision
+) -> None:
+    settings = step(
+        strategy, accumulation, precision=precision, sizes=preset_sizes("gpt2", vocab_size=50_304)
+    )
+    ledger = Ledger()
+    engine = build_engine_walk(settings, ledger)
+    engine.start()
+    for micro_step in range(2):
+        engine.begin_micro_step(micro_step, is_last=False)
+        model = ModelWalk(settings, ledger, engine)
+        model.forward()
+        model.backward()
+    held = sum(size for size, part in ledger.events if part == "gradients")
+    if (strategy, accumulation, precision) == ("zero2", "sharded", "fp32"):
+        # The formula is rank 0's, the walk the fullest rank's.
+        ranks = whole_tensors(engine.tensors, settings.world_size)
+        held += 4 * (ranks[0] - max(ranks))
+    assert held == held_gradient_bytes(
+        strategy,
+        accumulation,
+        precision=precision,
+        sizes=settings.sizes,
+        world_size=settings.world_size,
+        replicas=settings.replicas,
+    )
+
+
+def test_what_stays_gathered_is_gathered_once_per_window() -> None:
+    def gathers_of_the_root(accumulation: Accumulation) -> int:
+        settings = step("fsdp2_no_reshard", accumulation, grad_accum_steps=3)
+        ledger = walk_step(settings)
+        root = Fsdp2Walk(settings, ledger).root
+        # In bf16; what is reduced is fp32.
+        return ledger.events.count((2 * root.gathered, "communication"))
+
+    assert gathers_of_the_root("sharded") == 3 * gathers_of_the_root("replicated") > 0
 
 
 def test_the_logits_are_twelve_bytes_each_and_the_chunked_loss_never_holds_them() -> None:

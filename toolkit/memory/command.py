@@ -93,7 +93,7 @@ def _row(settings: StepSettings, method: str) -> Row:
 
 
 def _checkpoint_line(size: int, ranks: int) -> str:
-    share = f"; every rank gathers it tensor by tensor, rank 0 writes it ({ranks} ranks)"
+    share = f"; each of {ranks} ranks writes {size / ranks / GIB:.2f} GiB of it, its own share"
     return f"a checkpoint takes {size / GIB:.2f} GiB of disk{share if ranks > 1 else ''}"
 
 

@@ -12,6 +12,10 @@ and S shards, c bytes per element computed with:
     hybrid, A > 1, sharded    4 s of every group, all-reduced, to the end of the backward pass
     without reduction         4 p of gradients, however many ranks there are
 
+`fsdp2_no_reshard` keeps c p of every group from the forward to the backward pass. Where it does
+not reduce (replicated) nothing is given back before the last micro-step, so every group is gathered
+once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
+
 Gloo, on a CPU, gathers through one more buffer of the same size and scatters by reducing a copy.
 """
 
@@ -45,6 +49,8 @@ class Fsdp2Walk(EngineWalk):
         self.on_cpu = settings.device == "cpu"
         # One shard needs no gathering and no reduction.
         self.communicates = shards > 1
+        self.gathers_again = settings.strategy != "fsdp2_no_reshard"
+        self.stays_gathered = not self.gathers_again and settings.accumulation == "replicated"
         self.gather_buffers: list[int] = []
         self.reduce_buffer = 0
         self.all_reduced = 0
@@ -62,20 +68,27 @@ class Fsdp2Walk(EngineWalk):
     def begin_micro_step(self, micro_step: int, *, is_last: bool) -> None:
         """Gather the root."""
         super().begin_micro_step(micro_step, is_last=is_last)
+        if self._is_gathered:
+            return
         self.ledger.at("gather")
         self._gather(self.root)
         self._copy_out(self.root, backward=False)
 
+    @property
+    def _is_gathered(self) -> bool:
+        """Whether an earlier micro-step has left the parameters gathered."""
+        return self.stays_gathered and self.micro_step > 0
+
     def enter(self, module: str, layer: int, *, backward: bool) -> None:
         """Gather a block; in the backward pass it has been prefetched, and prefetches the next."""
-        if module == "lm_head" and backward and self._gathers_again:
+        if module == "lm_head" and backward and self.gathers_again:
             self._gather(self.block)
         if module != "block":
             return
-        if not backward:
+        if not backward and not self._is_gathered:
             self._gather(self.block)
             self._copy_out(self.block, backward=False)
-        elif self._gathers_again:
+        elif backward and self.gathers_again:
             self._copy_out(self.block, backward=True)
             if layer:
                 self._gather(self.block)
@@ -85,14 +98,10 @@ class Fsdp2Walk(EngineWalk):
         if module != "block":
             return
         if not backward:
-            if self._gathers_again:
+            if self.gathers_again:
                 self.ledger.drop("parameters", self.c * self.block.elements)
             return
         self._reduce(self.block)
-
-    @property
-    def _gathers_again(self) -> bool:
-        return self.settings.strategy != "fsdp2_no_reshard"
 
     def end_forward(self) -> None:
         """The last gather buffer goes when the root has computed."""
@@ -146,9 +155,11 @@ class Fsdp2Walk(EngineWalk):
         if replicated and c == 2:
             held = 4
             if self.micro_step:
-                ledger.touch("gradients", 4 * group.largest)
+                # Adding to another dtype makes a copy on a CPU; a GPU's kernel casts as it reads.
+                ledger.touch("gradients", 4 * group.largest if self.on_cpu else 0)
                 ledger.drop("gradients", c * group.elements)
-        ledger.drop("parameters", c * group.elements)
+        if self.is_last or not self.stays_gathered:
+            ledger.drop("parameters", c * group.elements)
         if not self.reduces:
             if replicated and c == 2 and not self.micro_step:
                 # One tensor after another is turned into fp32.

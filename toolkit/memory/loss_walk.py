@@ -100,7 +100,8 @@ class LossWalk:
         """The fullest chunk: any but the first still has its predecessor's gradient bound.
 
         Held at once: fp32 logits, their softmax, its product with the mask of valid targets, and
-        that gradient; later the product of logits' gradient and hidden states, c V d.
+        that gradient; later the product of logits' gradient and hidden states, c V d, which a CPU
+        copies to fp32 to add it.
         """
         rows = min(CHUNK_ROWS, self.rows)
         chunk = rows * self.V
@@ -108,7 +109,8 @@ class LossWalk:
         inputs = self.c * rows * self.settings.sizes.n_embd if self.settings.autocast else 0
         self.ledger.touch("loss", earlier + inputs + 12 * chunk)
         gradient = self.c * chunk
-        self.ledger.touch("loss", 4 * chunk + inputs + gradient + self.c * self.head)
+        copied = 4 * self.head if self.c == 2 and self.settings.device == "cpu" else 0
+        self.ledger.touch("loss", 4 * chunk + inputs + gradient + self.c * self.head + copied)
 
     def _backward_chunked(self) -> None:
         keep, free = self.ledger.add, self.ledger.drop

@@ -90,8 +90,8 @@ class ModelWalk:
     def _backward_embeddings(self) -> None:
         """The sum over the batch is the positions' gradient; the token one joins the head's.
 
-        Autograd adds the two in place, unless the head's is a transposed view, as it is where
-        nothing was cast: then into a third.
+        Autograd adds the two in place, unless the head's is a transposed view, as it is where a
+        product made it and nothing was cast: then into a third.
         """
         keep, free = self.ledger.add, self.ledger.drop
         positions = self.positions
@@ -105,7 +105,7 @@ class ModelWalk:
         self._enter("wte", backward=True)
         keep("gradients", tokens)
         free("activations", self.r * self.N)
-        if not self.settings.autocast:
+        if not self.settings.autocast and self.settings.loss == "plain":
             keep("gradients", tokens)
             free("gradients", tokens)
         free("gradients", tokens)

@@ -20,8 +20,11 @@ def model_state_bytes(parameters: int, *, stage: Stage, ranks: int) -> int:
 
 
 def checkpoint_bytes(parameters: int, *, adam: bool) -> int:
-    """Return the size of a checkpoint: full-shape fp32 parameters, with Adam both moments too.
+    """Return the size of a checkpoint: fp32 parameters, with Adam both moments too.
 
-    The manifest and the files' headers, some kilobytes, are left out.
+    Each element is in it once, whatever the strategy. A rank writes what it alone holds and an
+    equal share of what several hold (`toolkit.backends.engine.Engine.own_share`): each of N ranks
+    one N-th, but for slices that do not divide evenly. The manifest and the files' headers, some
+    kilobytes, are left out.
     """
     return parameters * (12 if adam else 4)

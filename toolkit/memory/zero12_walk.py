@@ -29,84 +29,119 @@ class Zero1Bf16Walk(ZeroWalk):
 
 
 class Zero12Walk(ZeroWalk):
-    """Stage 2, and stage 1 in fp32 and fp16."""
+    """Stage 2, and stage 1 in fp32 and fp16.
+
+    Gradients are reduced through a bucket of b = P / 8 elements, in the width computed with, which
+    each moves into in turn; in stage 1 the bucket is fp32. A gradient of more than b elements is
+    reduced where it is. What is reduced for several ranks at once is made one flat copy first, of
+    at most b elements and one more rank's part, and low precision is cast to fp32 beside it.
+
+    In fp16 and bf16 the results are added to the part's fp32 sums, made by the first reduction of a
+    window. In fp32 all tensors that lie in the part are copied out of the bucket, anew in every
+    micro-step that reduces, and then added to those of the micro-steps before.
+
+    Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
+    and of them first the token embedding.
+    """
 
     def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
         super().__init__(settings, ledger)
-        self.keeps_all = self.replicated or settings.strategy == "zero1"
-        self.sums = 4 * (self._whole_tensors() if self.c == 4 else self.owned)
+        self.stage_1 = settings.strategy == "zero1"
+        self.keeps_all = self.replicated or self.stage_1
+        self.held = 4 if self.keeps_all else self.c
+        self.staged = 4 if self.stage_1 else self.c
+        self.part = self._part(is_matrix=True)
+        whole = max(whole_tensors(self.tensors, settings.world_size))
+        self.sums = 4 * (whole if self.c == 4 else self.owned)
         if settings.offload_optimizer:
             self.sums = 0
-
-    def _whole_tensors(self) -> int:
-        """Elements of all tensors that lie in a part wholly or partly, where that is most.
-
-        In fp32 a rank keeps the gradients of such tensors whole. Matrices and vectors are two flat
-        groups, each cut into equal parts.
-        """
-        ranks = self.settings.world_size
-        held = [0] * ranks
-        for is_matrix in (True, False):
-            group = [t.elements for t in self.tensors if t.is_matrix == is_matrix]
-            part = -(-sum(group) // ranks)
-            begin = 0
-            for elements in group:
-                for rank in range(begin // part, (begin + elements - 1) // part + 1):
-                    held[rank] += elements
-                begin += elements
-        return max(held)
+        self.has_sums = False
+        self.left = 0
 
     def start(self) -> None:
         """Also the working copy."""
         super().start()
         self.ledger.add("parameters", self.c * self.parameters)
 
-    def gradient(self, tensor: Tensor) -> None:
-        """Keep it for the whole window, or reduce it with its bucket."""
-        if self.keeps_all:
-            super().gradient(tensor)
-            return
-        if tensor.elements > self.bucket:
-            self.ledger.touch("communication", 4 * tensor.elements if self.c == 2 else 0)
-            self.ledger.drop("gradients", self.c * tensor.elements)
-            return
-        self._collect(tensor.elements, self.c, copies=self._copies)
-
-    @property
-    def _copies(self) -> int:
-        """A flat copy of the bucket, and in low precision one in fp32 beside it."""
-        return self.c + (4 if self.c == 2 else 0)
-
     def enter(self, module: str, layer: int, *, backward: bool) -> None:
-        """The first gradient makes the buffer that a bucket is collected in.
+        """The first gradient makes the bucket.
 
         Stage 2 frees it with each backward pass, stage 1 with the window's last.
         """
         first_gradient = module == "ln_f" and backward
-        stage_1 = self.settings.strategy == "zero1"
-        if first_gradient and (not self.keeps_all or (stage_1 and self.micro_step == 0)):
-            self.ledger.add("communication", self.c * self.bucket)
+        if first_gradient and (not self.keeps_all or (self.stage_1 and self.micro_step == 0)):
+            self.ledger.add("communication", self.staged * self.bucket)
+
+    def gradient(self, tensor: Tensor) -> None:
+        """Keep it for the whole window, or put it into the bucket."""
+        if self.keeps_all:
+            self._wait(tensor)
+        else:
+            self._collect(tensor.elements)
 
     def end_backward(self) -> None:
-        """Reduce the rest; the first reduction of a window makes the sums."""
-        if not self.keeps_all:
-            self._flush(self.c, copies=self._copies)
-            if self.micro_step == 0:
-                self.ledger.add("gradients", self.sums)
-            self.ledger.drop("communication", self.c * self.bucket)
-        elif self.is_last:
-            self._reduce_window()
+        """Reduce the rest, or the whole window."""
+        if self.keeps_all and not self.is_last:
+            return
+        if self.keeps_all:
+            self._collect_window()
+        self._reduce()
+        if self.c == 4 and not self.keeps_all:
+            self._add_to_earlier()
+        self.ledger.drop("gradients", self.left)
+        self.ledger.drop("communication", self.staged * self.bucket)
+        self.left = 0
 
-    def _reduce_window(self) -> None:
-        """Reduce all gradients of the window, the largest alone, in fp32."""
-        if self.settings.strategy != "zero1":
-            self.ledger.add("communication", self.c * self.bucket)
-        self.ledger.add("gradients", self.sums)
+    def _collect_window(self) -> None:
+        if not self.stage_1:
+            self.ledger.add("communication", self.staged * self.bucket)
+        for tensor in sorted(self.tensors, key=lambda tensor: not tensor.is_matrix):
+            self._collect(tensor.elements)
+
+    def _collect(self, elements: int) -> None:
+        """Move a gradient into the bucket, after reducing what has no room beside it."""
+        if self.pending + elements > self.bucket:
+            self._reduce()
+        self.pending += elements
+        if elements <= self.bucket:
+            self.ledger.drop("gradients", self.held * elements)
+
+    def _reduce(self) -> None:
+        """Reduce the bucket, or the one gradient that is too large for it."""
+        elements, self.pending = self.pending, 0
+        if not elements:
+            return
+        alone = elements > self.bucket
         if self.c == 2:
-            self.ledger.touch("communication", 4 * self.largest)
-        self.ledger.touch("communication", self._copies * min(self.bucket, self.parameters))
-        self.ledger.drop("gradients", self.c * self.parameters)
-        self.ledger.drop("communication", self.c * self.bucket)
+            self._make_sums()
+        self.ledger.touch("communication", self._copies(elements, alone=alone))
+        if self.c == 4:
+            self._make_sums()
+        if alone and self.c == 2 and not self.stage_1:
+            # The rank that it belongs to leaves it on the parameter until all is reduced.
+            self.left += self.held * elements
+        elif alone:
+            self.ledger.drop("gradients", self.held * elements)
+
+    def _copies(self, elements: int, *, alone: bool) -> int:
+        """Bytes that a reduction allocates: a flat copy, and its cast."""
+        at_once = elements
+        if alone:
+            at_once = min(elements, (self.bucket // self.part + 1) * self.part)
+        width = self.held if alone else self.staged
+        # In low precision even one rank's tensors are told apart.
+        is_flattened = at_once > self.part or (self.c == 2 and not alone)
+        return at_once * ((width if is_flattened else 0) + (4 if width == 2 else 0))
+
+    def _make_sums(self) -> None:
+        if not self.has_sums:
+            self.ledger.add("gradients", self.sums)
+        self.has_sums = True
+
+    def _add_to_earlier(self) -> None:
+        if self.micro_step:
+            self.ledger.drop("gradients", self.sums)
+        self.has_sums = False
 
     def step(self) -> None:
         """In fp32 the part's gradients are made one flat tensor first."""
@@ -116,3 +151,21 @@ class Zero12Walk(ZeroWalk):
             self.ledger.touch("gradients", 4 * self.owned)
         self.ledger.drop("gradients", self.sums)
         self._gather_updated()
+
+
+def whole_tensors(tensors: list[Tensor], ranks: int) -> list[int]:
+    """Return, for each rank, the elements of all tensors that lie in its part wholly or partly.
+
+    In fp32 a rank keeps the gradients of such tensors whole. Matrices and vectors are two flat
+    groups, each cut into equal parts.
+    """
+    held = [0] * ranks
+    for is_matrix in (True, False):
+        group = [t.elements for t in tensors if t.is_matrix == is_matrix]
+        part = -(-sum(group) // ranks)
+        begin = 0
+        for elements in group:
+            for rank in range(begin // part, (begin + elements - 1) // part + 1):
+                held[rank] += elements
+            begin += elements
+    return held

@@ -8,15 +8,18 @@ With P parameters, W ranks and c bytes per element computed with, between two st
 
 In bf16 stage 1 has an optimizer of its own, which keeps fp32 sums of all gradients, 4 P, for good;
 the low-precision ones are added to them and stay until the update. Stage 2 owns only its part of
-the sums, 4 P / W. `coalesce_grad_reduction` (replicated) leaves all gradients where autograd put
-them: c P in stage 2, fp32 in stage 3. Buckets come from `toolkit.backends.deepspeed_config`.
-With `offload_optimizer` masters, moments and the sums of gradients are host memory.
+the sums, 4 P / W. `coalesce_grad_reduction` (replicated) leaves the window's gradients on the
+parameters, 4 P in every precision: `toolkit.backends.zero` gives them `grad_dtype` fp32, so that
+autograd casts each before adding it up, the head's as soon as the head is through. Buckets come
+from `toolkit.backends.deepspeed_config`. With `offload_optimizer` masters, moments and the sums of
+gradients are host memory.
 """
 
 from toolkit.backends.deepspeed_config import BUCKETS_PER_MODEL
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
+from toolkit.memory.tensors import Tensor
 
 
 class ZeroWalk(EngineWalk):
@@ -29,6 +32,7 @@ class ZeroWalk(EngineWalk):
         self.bucket = self.parameters // BUCKETS_PER_MODEL
         self.largest = max(tensor.elements for tensor in self.tensors)
         self.replicated = settings.accumulation == "replicated"
+        self.coalesces = self.replicated and settings.strategy != "zero1"
         self.on_cpu = settings.device == "cpu"
         self.pending = 0
 
@@ -38,28 +42,34 @@ class ZeroWalk(EngineWalk):
             self.ledger.add("parameters", 4 * self.owned)
             self.ledger.add("optimizer", self.moments(self.owned))
 
-    def _collect(self, elements: int, width: int, *, copies: int) -> None:
-        """Put a gradient into the bucket, reducing and freeing the bucket before it if full.
+    def leave(self, module: str, layer: int, *, backward: bool) -> None:
+        """The head's gradient waits for the embedding's; it too has been cast."""
+        if module == "lm_head" and backward and self.coalesces and self.c == 2:
+            self.ledger.add("gradients", 4 * self.largest)
+            self.ledger.drop("gradients", 2 * self.largest)
 
-        Args:
-            elements: of the gradient.
-            width: bytes per element as autograd made it.
-            copies: bytes per element of what one reduction allocates.
-        """
-        if self.pending + elements > self.bucket:
-            self._flush(width, copies=copies)
-        self.pending += elements
-
-    def _flush(self, width: int, *, copies: int) -> None:
-        self.ledger.touch("communication", copies * self.pending)
-        self.ledger.drop("gradients", width * self.pending)
-        self.pending = 0
+    def _wait(self, tensor: Tensor) -> None:
+        """Keep a gradient for the window's reduction, in fp32, or add it to what waits."""
+        elements = tensor.elements
+        if self.c == 2 and self.coalesces and tensor.module == "wte":
+            # The embedding's gradient and its cast; the head's, which it joins, is fp32 already.
+            self.ledger.touch("gradients", (2 + 4) * elements)
+        elif self.c == 2:
+            self.ledger.add("gradients", 4 * elements)
+            self.ledger.drop("gradients", 2 * elements)
+        if self.micro_step:
+            self.ledger.drop("gradients", 4 * elements)
 
     def _update_owned(self) -> None:
-        """The norm is taken in fp64, tensor by tensor."""
+        """The norm is taken in fp64, tensor by tensor; the update is of two flat tensors."""
         self.ledger.touch("other", 8 * min(self.largest, self.owned))
-        ranks = self.settings.world_size
-        self.update(self.tensors, [tensor.elements // ranks for tensor in self.tensors])
+        flat = [Tensor("", -1, self._part(is_matrix=kind), 1, kind) for kind in (True, False)]
+        self.update(flat, [tensor.elements for tensor in flat])
+
+    def _part(self, *, is_matrix: bool) -> int:
+        """Elements of this rank's part of the matrices or of the vectors."""
+        group = sum(tensor.elements for tensor in self.tensors if tensor.is_matrix == is_matrix)
+        return -(-group // self.settings.world_size)
 
     def _gather_updated(self) -> None:
         """Gloo gathers through a buffer of its own."""
