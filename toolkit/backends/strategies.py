@@ -16,6 +16,9 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
+REPLICAS = 2
+"""Replica groups in the shipped launch file of hybrid sharding."""
+
 # fp16 autocast and its loss scaling need kernels that PyTorch has for CUDA only; on Apple's mps
 # nothing but fp32 is tried by this project.
 DEVICE_PRECISIONS: dict[str, tuple[Precision, ...]] = {
@@ -82,6 +85,16 @@ SUPPORT: dict[Strategy, dict[Accumulation, Support]] = {
         "deferred": _NO_REPLICAS,
     },
 }
+
+
+def replicas_of(strategy: Strategy) -> int:
+    """Return the replica groups of a strategy's shipped launch file."""
+    return REPLICAS if strategy == "hsdp" else 1
+
+
+def has_hybrid_groups(world_size: int) -> bool:
+    """Whether the ranks make up the shipped replica groups, each of at least two shards."""
+    return world_size % REPLICAS == 0 and world_size > REPLICAS
 
 
 def supported_pairs() -> list[tuple[Strategy, Accumulation]]:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from toolkit.config import dotted_values
 from toolkit.errors import UntrustedError, UsageError
 
 STATE = "state.json"
@@ -93,7 +94,7 @@ def compare_runs(
     Raises:
         UsageError: a difference makes it another run.
     """
-    before, now = _flat(found.config), _flat(config)
+    before, now = dotted_values(found.config), dotted_values(config)
     for key in _FIXED:
         if before.get(key) != now.get(key):
             raise UsageError(
@@ -111,13 +112,3 @@ def compare_runs(
         for key in sorted(before.keys() | now.keys())
         if key not in _SILENT and before.get(key) != now.get(key)
     ]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -62,6 +62,17 @@ def dump_run_config(config: RunConfig) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
+def dotted_values(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values as `section.key` to value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= dotted_values(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
 def _apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Set each override in `values`; return, for each key set, how to name where it came from."""
     origins: dict[str, str] = {}

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from toolkit.backends.strategies import Strategy, supported_pairs
+from toolkit.backends.strategies import (
+    Strategy,
+    has_hybrid_groups,
+    replicas_of,
+    supported_pairs,
+)
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import GIB, find_gpu, load_gpus
@@ -16,9 +21,6 @@ from toolkit.memory.states import checkpoint_bytes
 
 TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
 """DDP's reducer and DeepSpeed refuse tensors without data."""
-
-REPLICAS = 2
-"""Replica groups of the shipped launch file of hybrid sharding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,16 +130,14 @@ def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
     found = []
     for strategy, accumulation in supported_pairs():
         world_size = 1 if strategy == "single" else question.world_size
-        replicas = REPLICAS if strategy == "hsdp" else 1
-        if strategy not in question.strategies or (
-            strategy == "hsdp" and (world_size % REPLICAS or world_size <= REPLICAS)
-        ):
+        impossible = strategy == "hsdp" and not has_hybrid_groups(world_size)
+        if strategy not in question.strategies or impossible:
             continue
         settings = settings_of_run(
             _whole_waves(config, world_size),
             strategy,
             world_size=world_size,
-            replicas=replicas,
+            replicas=replicas_of(strategy),
             device=question.device,
             accumulation=accumulation,
         )

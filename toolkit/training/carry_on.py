@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 from toolkit.checkpoint.position import Position, compare_runs, read_position
@@ -10,8 +9,7 @@ from toolkit.checkpoint.state import read_state, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.errors import UntrustedError
 from toolkit.training.build import Run
-
-_PACKAGES = ("scaling-toolkit", "torch", "accelerate", "deepspeed", "numpy", "safetensors")
+from toolkit.training.run_folder import package_versions
 
 
 def carry_on(
@@ -81,12 +79,5 @@ def describe(run: Run, *, step: int, data_step: int, updates: int) -> Position:
         shapes=shapes_of(run.engine),
         config=run.config.model_dump(mode="json"),
         data=run.data,
-        versions=versions(),
+        versions={"python": platform.python_version(), **package_versions()},
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide what is computed."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in _PACKAGES
-    }

@@ -16,7 +16,20 @@ import yaml
 from toolkit.config import RunConfig, dump_run_config
 from toolkit.errors import UsageError
 
-_PACKAGES = ("scaling-toolkit", "torch", "accelerate", "deepspeed", "transformers", "numpy")
+_PACKAGES = (
+    "scaling-toolkit",
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "transformers",
+    "numpy",
+    "safetensors",
+)
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide what is computed and written."""
+    return {name: metadata.version(name) for name in _PACKAGES}
 
 
 def run_folder(config: RunConfig) -> Path:
@@ -71,7 +84,7 @@ def write_description(
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "devices": devices,
         "git": _git_state(),
     }

@@ -12,7 +12,8 @@ from threading import Event, Thread
 
 import psutil
 
-EXIT_CODE = 4
+from toolkit.errors import HangError
+
 _LOOK_EVERY_S = 0.2
 _WAIT_FOR_OTHERS_S = 1.5
 """Ranks that wait for a hung one last moved a little later than it, so they notice later."""
@@ -106,7 +107,7 @@ class Watchdog:
             finally:
                 _kill_siblings()
         finally:
-            os._exit(EXIT_CODE)
+            os._exit(HangError.exit_code)
 
     def _report(self) -> None:
         partial = self._report_file(self.rank).with_suffix(".tmp")

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolkit.backends.launched import Launched, find_launch_file, read_launch
 from toolkit.check import check_pair
-from toolkit.config import RunConfig, load_run_config
+from toolkit.config import RunConfig, dotted_values, load_run_config
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.launch_file import load_launch_file
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
@@ -144,7 +144,7 @@ def _run(
             say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
             loop = Loop(run, folder, say, stop=stop, mark=mark, strict=strict)
-            run.engine.accelerator.init_trackers(config.run_name, config=_flat(config.model_dump()))
+            run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
             try:
                 loop.fit()
             finally:
@@ -224,15 +224,12 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
     ]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str | int | float]:
+def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
     """Return `section.key` to value, as trackers want it; what is no number becomes text."""
-    flat: dict[str, str | int | float] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if isinstance(value, int | float) else str(value)
-    return flat
+    return {
+        key: value if isinstance(value, int | float) else str(value)
+        for key, value in dotted_values(config.model_dump()).items()
+    }
 
 
 def _devices(device: Any) -> dict[str, Any]:

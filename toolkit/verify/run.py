@@ -4,13 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.backends.strategies import SUPPORT, Accumulation, Precision, Strategy
+from toolkit.backends.strategies import (
+    REPLICAS,
+    SUPPORT,
+    Accumulation,
+    Precision,
+    Strategy,
+    has_hybrid_groups,
+)
 from toolkit.errors import ToolkitError
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
 from toolkit.verify.controls import CASE, CONTROLS, Control
 from toolkit.verify.launch import Result, run_arm
-from toolkit.verify.verdict import REPLICAS, Arm, Verdict, judge
+from toolkit.verify.verdict import Arm, Verdict, judge
 
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
@@ -41,7 +48,7 @@ def not_run(arm: Arm) -> str | None:
     """Return why an arm cannot exist, or None if it can."""
     if arm.strategy == "single" and arm.world_size != 1:
         return "one process is one process"
-    if arm.strategy == "hsdp" and (arm.world_size % REPLICAS or arm.world_size <= REPLICAS):
+    if arm.strategy == "hsdp" and not has_hybrid_groups(arm.world_size):
         return f"{REPLICAS} replica groups of at least 2 shards need 4 processes or more"
     if SEQUENCES_PER_STEP % arm.world_size:
         return f"{SEQUENCES_PER_STEP} sequences do not divide by {arm.world_size} processes"

@@ -7,15 +7,12 @@ from typing import Any
 
 from toolkit.backends.communication import Expected, expected_collectives
 from toolkit.backends.held_gradients import held_gradient_bytes
-from toolkit.backends.strategies import Strategy
+from toolkit.backends.strategies import Strategy, replicas_of
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.tolerance import COMPARED, Yardstick, yardstick
-
-REPLICAS = 2
-"""Replica groups in the shipped launch file of hybrid sharding."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Arm:
     @property
     def replicas(self) -> int:
         """Replica groups."""
-        return REPLICAS if self.strategy == "hsdp" else 1
+        return replicas_of(self.strategy)
 
 
 @dataclass(frozen=True)
