@@ -187,12 +187,13 @@ def test_two_writers_do_not_share_a_folder(texts, tmp_path):
 
 
 def test_an_input_that_changes_meanwhile_is_noticed(texts, tmp_path, monkeypatch):
-    def survey_then_change(path, **options):
-        found = survey_module.survey(path, **options)
-        path.write_bytes(path.read_bytes().replace(b"two", b"six"))
+    def survey_then_change(paths, **options):
+        found = survey_module.survey_files(paths, **options)
+        for path in paths:
+            path.write_bytes(path.read_bytes().replace(b"two", b"six"))
         return found
 
-    monkeypatch.setattr(module, "survey", survey_then_change)
+    monkeypatch.setattr(module, "survey_files", survey_then_change)
     with pytest.raises(UsageError, match="changed while it was being prepared"):
         prepare([texts], tmp_path / "out")
     assert read_index(tmp_path / "out") is None

@@ -3,16 +3,22 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 _BLOCK_BYTES = 2**20
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
+        return sha256_of_rest(file)
+
+
+def sha256_of_rest(file: BinaryIO) -> str:
+    """Return the SHA-256 of what an open file still holds."""
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -14,21 +14,30 @@ import tiktoken
 
 from toolkit.data.cuts import pieces
 from toolkit.data.documents import BadDocumentError, document_of_line, is_json_lines
-from toolkit.data.survey import Slice
+from toolkit.data.survey import Slice, grouped
 from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 from toolkit.errors import UsageError
 
+# Both array's and numpy's name for unsigned 16 bits, which hold GPT-2's 50,257 ids.
+_TOKEN = "H"
 _BYTE_ORDER_MARK = "\ufeff"
 
 
-def encode_slice(part: Slice) -> np.ndarray:
-    """Return the tokens of a slice as a uint32 array, `<|endoftext|>` before each document.
+def encode_slices(parts: list[Slice]) -> np.ndarray:
+    """Return the tokens of slices as one uint16 array, `<|endoftext|>` before each document.
 
     Raises:
-        UsageError: the file is no longer what was surveyed.
+        UsageError: a file is no longer what was surveyed.
     """
+    tokens = array(_TOKEN)
+    for part in parts:
+        _encode_readable(part, tokens)
+    return np.array(tokens, dtype=_TOKEN)
+
+
+def _encode_readable(part: Slice, tokens: "array[int]") -> None:
     try:
-        return _encode(part)
+        _encode(part, tokens)
     except (BadDocumentError, UnicodeDecodeError, EOFError):
         raise UsageError(f"{part.path}: changed while it was being prepared") from None
     except OSError as error:
@@ -37,11 +46,15 @@ def encode_slice(part: Slice) -> np.ndarray:
 
 def encode_in_order(
     executor: Executor, parts: Iterable[Slice], *, ahead: int
-) -> Iterator[tuple[Slice, np.ndarray]]:
-    """Yield each slice with its tokens in the order given, working at most `ahead` in advance."""
-    waiting: list[tuple[Slice, Future[np.ndarray]]] = []
-    for part in parts:
-        waiting.append((part, executor.submit(encode_slice, part)))
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield tokens in the order of the slices, and how many bytes of text they were.
+
+    Small slices are encoded together. At most `ahead` groups of them are worked on in advance.
+    """
+    waiting: list[tuple[int, Future[np.ndarray]]] = []
+    for group in grouped(parts, lambda part: part.bytes):
+        size = sum(part.bytes for part in group)
+        waiting.append((size, executor.submit(encode_slices, group)))
         if len(waiting) > ahead:
             done, tokens = waiting.pop(0)
             yield done, tokens.result()
@@ -62,15 +75,13 @@ def start_worker() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _encode(part: Slice) -> np.ndarray:
+def _encode(part: Slice, tokens: "array[int]") -> None:
     vocabulary = _vocabulary()
-    tokens = array("I")
     for begins, text in _texts(part, _read(part)):
         if begins:
             tokens.append(END_OF_TEXT)
         for piece in pieces(text):
             tokens.extend(vocabulary.encode_ordinary(piece))
-    return np.array(tokens, dtype=np.uint32)
 
 
 @cache

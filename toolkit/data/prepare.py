@@ -17,7 +17,7 @@ from toolkit.data.durable import write_durably
 from toolkit.data.encode import encode_in_order, start_worker
 from toolkit.data.index import INDEX_NAME, Index, ShardEntry, Vocabulary
 from toolkit.data.output_folder import claim_output_folder
-from toolkit.data.survey import Survey, size_and_time, survey
+from toolkit.data.survey import Survey, grouped, size_and_time, survey_files
 from toolkit.data.vocabulary import RANKS_SHA256, VOCABULARY_NAME, VOCABULARY_SIZE
 from toolkit.data.writer import ShardWriter
 from toolkit.errors import UsageError
@@ -78,10 +78,7 @@ def prepare(
     files, ignored = find_text_files(inputs)
     folder = Path(out_dir)
     with _workers(processes if _is_much(files) else 1) as executor:
-        surveys = [
-            done.result()
-            for done in [executor.submit(survey, file, skip_bad=skip_bad) for file in files]
-        ]
+        surveys = _survey(executor, files, skip_bad=skip_bad)
         problem = next((found.problem for found in surveys if found.problem), None)
         if not any(found.source.documents for found in surveys):
             raise UsageError(f"no good document is left; the first problem is {problem}")
@@ -94,6 +91,12 @@ def prepare(
         with claim_output_folder(folder, wanted) as earlier:
             index = earlier or _write(folder, wanted, surveys, executor, processes)
     return PreparedData(folder, index, earlier is not None, ignored, problem)
+
+
+def _survey(executor: Executor, files: list[Path], *, skip_bad: bool) -> list[Survey]:
+    groups = grouped(files, _size)
+    tasks = [executor.submit(survey_files, group, skip_bad=skip_bad) for group in groups]
+    return [found for task in tasks for found in task.result()]
 
 
 def _write(
@@ -122,10 +125,10 @@ def _write_shards(
 ) -> tuple[ShardEntry, ...]:
     writer = ShardWriter(folder, shard_tokens=shard_tokens, vocabulary_size=VOCABULARY_SIZE)
     parts = [part for found in surveys for part in found.slices]
-    with _progress(sum(part.stop - part.start for part in parts)) as progress:
-        for part, tokens in encode_in_order(executor, parts, ahead=4 * processes):
+    with _progress(sum(part.bytes for part in parts)) as progress:
+        for size, tokens in encode_in_order(executor, parts, ahead=4 * processes):
             writer.append(tokens)
-            progress.advance(progress.task_ids[0], part.stop - part.start)
+            progress.advance(progress.task_ids[0], size)
     for found in surveys:
         path = Path(found.source.path)
         if found.slices and size_and_time(path) != found.size_and_time:
@@ -165,7 +168,12 @@ def _cores() -> int:
 
 def _is_much(files: list[Path]) -> bool:
     """Tell whether there is enough text, 4 MB, to make up for starting processes."""
-    return sum(os.path.getsize(file) for file in files if os.path.isfile(file)) > 4 * 10**6
+    return sum(map(_size, files)) > 4 * 10**6
+
+
+def _size(file: Path) -> int:
+    """Bytes of a file; none of what cannot be read, which the survey reports."""
+    return os.path.getsize(file) if os.path.isfile(file) else 0
 
 
 def _progress(total: int) -> Progress:

@@ -6,9 +6,10 @@ Only slices of whole, good documents reach the second reading, `toolkit.data.enc
 import codecs
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from toolkit.data.cuts import last_cut, overlong_run
 from toolkit.data.documents import (
@@ -17,12 +18,13 @@ from toolkit.data.documents import (
     document_of_line,
     is_json_lines,
 )
-from toolkit.data.durable import sha256_of
+from toolkit.data.durable import sha256_of_rest
 from toolkit.data.index import SourceEntry
 from toolkit.errors import UsageError
 
 # Bytes of text that are encoded in one go: about 0.2 s of work.
 SLICE_BYTES = 2**20
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Slice:
     path: Path
     start: int
     stop: int
+
+    @property
+    def bytes(self) -> int:
+        """Length in bytes."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,30 @@ class Survey:
     size_and_time: tuple[int, int] | None
 
 
+def grouped(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield neighbours together until they reach `SLICE_BYTES`, so that small files share a task.
+
+    Args:
+        items: files or slices.
+        size: gives the bytes of one.
+    """
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= SLICE_BYTES:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def survey_files(paths: list[Path], *, skip_bad: bool) -> list[Survey]:
+    """Survey one file after the other."""
+    return [survey(path, skip_bad=skip_bad) for path in paths]
+
+
 def survey(path: Path, *, skip_bad: bool) -> Survey:
     """Read a file through, and return the slices of its good documents.
 
@@ -53,8 +84,10 @@ def survey(path: Path, *, skip_bad: bool) -> Survey:
     found = _Findings(path, skip_bad=skip_bad)
     try:
         before = size_and_time(path)
-        (_survey_lines if is_json_lines(path) else _survey_text)(path, found)
-        source_hash = sha256_of(path)
+        with open(path, "rb") as file:
+            (_survey_lines if is_json_lines(path) else _survey_text)(file, found)
+            file.seek(0)
+            source_hash = sha256_of_rest(file)
     except OSError as error:
         found = _Findings(path, skip_bad=skip_bad)
         found.leave_out(f"{path}: cannot be read: {error.strerror}")
@@ -95,17 +128,17 @@ class _Findings:
         self.problem = self.problem or problem
 
 
-def _survey_text(path: Path, found: _Findings) -> None:
+def _survey_text(file: BinaryIO, found: _Findings) -> None:
     try:
-        found.slices = list(_slices_of_text(path))
+        found.slices = [Slice(found.path, *bounds) for bounds in _bounds_of_text(file)]
         found.documents = 1
     except BadDocumentError as error:
-        found.leave_out(f"{path}, byte {error.offset}: {error}")
+        found.leave_out(f"{found.path}, byte {error.offset}: {error}")
 
 
-def _slices_of_text(path: Path) -> Iterator[Slice]:
+def _bounds_of_text(file: BinaryIO) -> Iterator[tuple[int, int]]:
     start, rest, blank = 0, "", True
-    for text in _decoded(path):
+    for text in _decoded(file):
         blank = blank and not text.lstrip("\ufeff").strip()
         rest += text
         run = overlong_run(rest)
@@ -114,24 +147,23 @@ def _slices_of_text(path: Path) -> Iterator[Slice]:
         cut = last_cut(rest) or 0
         stop = start + len(rest[:cut].encode())
         if stop > start:
-            yield Slice(path, start, stop)
+            yield start, stop
         start, rest = stop, rest[cut:]
     if blank:
         raise BadDocumentError(0, "empty")
     if rest:
-        yield Slice(path, start, start + len(rest.encode()))
+        yield start, start + len(rest.encode())
 
 
-def _decoded(path: Path) -> Iterator[str]:
+def _decoded(file: BinaryIO) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    with open(path, "rb") as file:
-        while block := file.read(SLICE_BYTES):
-            text = _decode(decoder, block, offset, final=False)
-            if b"\0" in block:
-                raise BadDocumentError(offset + block.index(b"\0"), "binary, it holds NUL")
-            yield text
-            offset += len(block)
+    while block := file.read(SLICE_BYTES):
+        text = _decode(decoder, block, offset, final=False)
+        if b"\0" in block:
+            raise BadDocumentError(offset + block.index(b"\0"), "binary, it holds NUL")
+        yield text
+        offset += len(block)
     yield _decode(decoder, b"", offset, final=True)
 
 
@@ -144,23 +176,23 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, *, fi
         raise BadDocumentError(offset - kept + error.start, "not UTF-8") from None
 
 
-def _survey_lines(path: Path, found: _Findings) -> None:
+def _survey_lines(file: BinaryIO, found: _Findings) -> None:
     begin = offset = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                found.documents += document_of_line(line) is not None
-            except BadDocumentError as error:
-                found.leave_out(f"{path}, line {number}, byte {offset + error.offset}: {error}")
-                _add_slice(found, begin, offset)
-                begin = offset + len(line)
-            offset += len(line)
-            if offset - begin >= SLICE_BYTES:
-                _add_slice(found, begin, offset)
-                begin = offset
+    for number, line in enumerate(file, 1):
+        try:
+            found.documents += document_of_line(line) is not None
+        except BadDocumentError as error:
+            place = f"line {number}, byte {offset + error.offset}"
+            found.leave_out(f"{found.path}, {place}: {error}")
+            _add_slice(found, begin, offset)
+            begin = offset + len(line)
+        offset += len(line)
+        if offset - begin >= SLICE_BYTES:
+            _add_slice(found, begin, offset)
+            begin = offset
     _add_slice(found, begin, offset)
     if not found.documents and not found.skipped:
-        found.leave_out(f"{path}, byte 0: empty")
+        found.leave_out(f"{found.path}, byte 0: empty")
 
 
 def _add_slice(found: _Findings, start: int, stop: int) -> None:
