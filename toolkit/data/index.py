@@ -87,8 +87,9 @@ class Index:
         """Return the text of `index.json`; its `sha256` is that of the same text without it."""
         totals = {"tokens": self.tokens, "documents": self.documents, "skipped": self.skipped}
         fields = {"format": _FORMAT, "version": _VERSION, **totals, **asdict(self)}
-        digest = hashlib.sha256(json.dumps(fields, indent=1).encode()).hexdigest()
-        return json.dumps({**fields, "sha256": digest}, indent=1) + "\n"
+        text = json.dumps(fields, indent=1)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return text.removesuffix("\n}") + f',\n "sha256": "{digest}"\n}}\n'
 
 
 def read_index(folder: Path) -> Index | None:

@@ -172,8 +172,11 @@ def _is_much(files: list[Path]) -> bool:
 
 
 def _size(file: Path) -> int:
-    """Bytes of a file; none of what cannot be read, which the survey reports."""
-    return os.path.getsize(file) if os.path.isfile(file) else 0
+    """Bytes of a file; none of one that cannot be read, which the survey reports."""
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return 0
 
 
 def _progress(total: int) -> Progress:

@@ -144,6 +144,8 @@ def _bounds_of_text(file: BinaryIO) -> Iterator[tuple[int, int]]:
         run = overlong_run(rest)
         if run is not None:
             raise BadDocumentError(start + len(rest[:run].encode()), LONG_RUN)
+        if len(rest) < SLICE_BYTES:
+            continue
         cut = last_cut(rest) or 0
         stop = start + len(rest[:cut].encode())
         if stop > start:
