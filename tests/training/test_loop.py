@@ -13,6 +13,7 @@ from toolkit.backends.launched import read_launch
 from toolkit.checkpoint import saver as saver_module
 from toolkit.config import load_run_config
 from toolkit.errors import NonFiniteError, SaveError, UntrustedError, UsageError
+from toolkit.memory.advice import estimate_run
 from toolkit.training import loop as loop_module
 from toolkit.training.build import build_run
 from toolkit.training.loop import MAX_SKIPPED_IN_A_ROW, Loop
@@ -39,8 +40,10 @@ def start(run_file: Path, said: list[str]) -> Start:
         config = load_run_config(run_file, overrides)
         folder = run_folder(config)
         folder.mkdir(parents=True, exist_ok=True)
-        run = build_run(config, read_launch({}), folder)
-        return Loop(run, folder, said.append, strict=strict)
+        launched = read_launch({})
+        run = build_run(config, launched, folder)
+        estimate = estimate_run(config, launched, device_type="cpu")
+        return Loop(run, folder, said.append, estimate=estimate, strict=strict)
 
     return start_run
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from toolkit.backends.replicas import check_replicas
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.errors import NonFiniteError, Preempted
-from toolkit.memory.advice import comparison_after, estimate_run
+from toolkit.memory.advice import comparison_after
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
+from toolkit.memory.ledger import Peak
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
-from toolkit.training.metrics import MetricsLog, train_line
+from toolkit.training.report import RunReport
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
@@ -39,6 +39,7 @@ class Loop:
         run: what `build_run` returned.
         folder: the run folder.
         say: prints a line on rank 0 and does nothing elsewhere.
+        estimate: of the memory at the peak, to be compared with what is measured.
         stop: whether a signal has asked for the end.
         mark: called with the number of completed steps whenever there is progress.
         strict: refuse to pass over a damaged checkpoint.
@@ -55,6 +56,7 @@ class Loop:
         folder: Path,
         say: Callable[[str], None],
         *,
+        estimate: Peak,
         stop: StopRequest | None = None,
         mark: Callable[[int], None] = lambda step: None,
         strict: bool = False,
@@ -75,28 +77,16 @@ class Loop:
             self._take(position)
         self.saving.saved_step = self.step
         self._gone_back_to: Path | None = None
-        self.log = self._open_log()
-        earlier = [r for r in self.log.earlier if r["kind"] == "train"] if self.log else []
-        self.loss: float | None = earlier[-1]["loss"] if earlier else None
+        self.report = RunReport(
+            self.engine, folder, say, steps=self.config.training.steps, last_step=self.step
+        )
+        self.estimate = estimate
         self.peak_memory_bytes: int | None = None
         self.last_peak: MeasuredPeak | None = None
-        self.estimate = estimate_run(
-            self.config, self.engine.launched, device_type=self.engine.device.type
-        )
-        self.rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank writes and prints."""
-        return self.engine.rank == 0
 
     def _take(self, position: Position) -> None:
         self.step, self.updates = position.step, position.updates
         self.data_step = max(self.data_step, position.data_step)
-
-    def _open_log(self) -> MetricsLog | None:
-        path = self.folder / "metrics.jsonl"
-        return MetricsLog(path, last_step=self.step) if self.leads else None
 
     def fit(self) -> None:
         """Train from where the run is to `training.stop_at`, or to its end.
@@ -120,7 +110,7 @@ class Loop:
         self.saving.finish()
         if self.peak_memory_bytes:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
-        if self.leads and self.last_peak is not None:
+        if self.engine.rank == 0 and self.last_peak is not None:
             self.last_peak.keep_calibration()
 
     def _train_to(self, last: int) -> None:
@@ -135,7 +125,7 @@ class Loop:
                 check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
-                    self._report(record, line)
+                    self.report.tell(record, line)
             if _due(self.step, training.checkpoint_every, last):
                 self._save_new()
             elif not writing:
@@ -178,28 +168,24 @@ class Loop:
         )
         if verdict in ("left_out", "roll_back"):
             if left_out:
-                self._leave_out(loss, grad_norm)
+                self.report.left_out(self.step, loss=loss, grad_norm=grad_norm)
             if verdict == "roll_back":
                 self._go_back()
             return stop, writing
-        self.loss = loss
-        tokens_per_s = self.run.plan.tokens_per_step / step_s
-        if done:
-            self.rates.append(tokens_per_s)
         record = {
             "kind": "train",
             "step": self.step,
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": lr,
-            "tokens": self.tokens,
-            "tokens_per_s": tokens_per_s,
+            "tokens": self.step * self.run.plan.tokens_per_step,
+            "tokens_per_s": self.run.plan.tokens_per_step / step_s,
             "step_s": step_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "skipped": skipped,
             **(peak.on_device() if peak else {}),
         }
-        self._report(record, train_line(record, steps=self.config.training.steps))
+        self.report.trained(record, timed=done > 0)
         if verdict == "spike":
             self.say(f"warning: step {self.step}: the loss {loss:.4f} is far above those before it")
         return stop, writing
@@ -233,14 +219,6 @@ class Loop:
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, largest)
         return stop, writing
 
-    def _leave_out(self, loss: float, grad_norm: float) -> None:
-        if self.log is not None:
-            self.log.write({"kind": "left_out", "step": self.step})
-        self.say(
-            f"step {self.step:>5}/{self.config.training.steps} | left out: the loss is {loss} and "
-            f"the gradient norm {grad_norm}; the parameters are as they were"
-        )
-
     def _go_back(self) -> None:
         """Load the last checkpoint and go on from there with the data that comes next.
 
@@ -258,7 +236,7 @@ class Loop:
         self._take(position)
         self.saving.saved_step = self.step
         self.health.forget()
-        self.log = self._open_log()
+        self.report.carry_on_from(self.step)
         self.say(
             f"rolled back from step {step} to {found[0]}; going on after {self.data_step} batches "
             "of the data"
@@ -276,22 +254,9 @@ class Loop:
             f"stopped by {name} after step {self.step}, which is saved; start again to carry on"
         )
 
-    @property
-    def tokens(self) -> int:
-        """Tokens trained on so far."""
-        return self.step * self.run.plan.tokens_per_step
-
     def _on_device(self, batch: tuple[np.ndarray, np.ndarray]) -> MicroBatch:
         tokens, targets = (torch.from_numpy(part).to(self.engine.device) for part in batch)
         return tokens, targets
-
-    def _report(self, record: dict[str, Any], line: str) -> None:
-        if self.log is not None:
-            self.log.write(record)
-        prefix = f"{record['kind']}/"
-        values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
-        self.engine.accelerator.log(values, step=self.step)
-        self.say(line)
 
     def _position(self) -> Position:
         return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)
@@ -300,8 +265,8 @@ class Loop:
         """Return what the summary says of the run; the first, watched step is not timed."""
         return {
             "steps": self.step,
-            "final_loss": self.loss,
-            "tokens_per_s": median(self.rates) if self.rates else None,
+            "final_loss": self.report.loss,
+            "tokens_per_s": self.report.tokens_per_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "estimated_peak_memory_bytes": self.estimate.total,
         }

@@ -143,7 +143,7 @@ def _run(
         if warning := warning_before(estimate, _memory_of(run.engine.device)):
             say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
-            loop = Loop(run, folder, say, stop=stop, mark=mark, strict=strict)
+            loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
             run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
             try:
                 loop.fit()

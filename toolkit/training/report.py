@@ -1,0 +1,80 @@
+"""Where a run's numbers go: `metrics.jsonl`, trackers, the console, and the summary's figures."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from toolkit.backends.engine import Engine
+from toolkit.training.metrics import MetricsLog, train_line
+
+
+class RunReport:
+    """What one run tells of its steps; only rank 0 writes and prints.
+
+    Args:
+        engine: whose rank this is; its accelerator has the trackers.
+        folder: the run folder.
+        say: prints a line on rank 0 and does nothing elsewhere.
+        steps: updates the run is to have.
+        last_step: updates it carries on from; what the log holds beyond is dropped.
+
+    Attributes:
+        loss: of the last step that was trained on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        steps: int,
+        last_step: int,
+    ) -> None:
+        self.say = say
+        self.steps = steps
+        self._engine = engine
+        self._path = folder / "metrics.jsonl"
+        self._log = self._open(last_step)
+        earlier = [r for r in self._log.earlier if r["kind"] == "train"] if self._log else []
+        self.loss: float | None = earlier[-1]["loss"] if earlier else None
+        # The first step of a start is watched, and so not timed.
+        self._rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
+
+    def carry_on_from(self, last_step: int) -> None:
+        """Drop what the log holds beyond `last_step`; it will be done again."""
+        self._log = self._open(last_step)
+
+    def _open(self, last_step: int) -> MetricsLog | None:
+        return MetricsLog(self._path, last_step=last_step) if self._engine.rank == 0 else None
+
+    def trained(self, record: dict[str, Any], *, timed: bool) -> None:
+        """Tell of a step, `timed` unless it was the first of a start."""
+        self.loss = record["loss"]
+        if timed:
+            self._rates.append(record["tokens_per_s"])
+        self.tell(record, train_line(record, steps=self.steps))
+
+    def left_out(self, step: int, *, loss: float, grad_norm: float) -> None:
+        """Tell of a step without an update."""
+        if self._log is not None:
+            self._log.write({"kind": "left_out", "step": step})
+        self.say(
+            f"step {step:>5}/{self.steps} | left out: the loss is {loss} and "
+            f"the gradient norm {grad_norm}; the parameters are as they were"
+        )
+
+    def tell(self, record: dict[str, Any], line: str) -> None:
+        """Write a record, hand its numbers to the trackers and say its line."""
+        if self._log is not None:
+            self._log.write(record)
+        prefix = f"{record['kind']}/"
+        values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
+        self._engine.accelerator.log(values, step=record["step"])
+        self.say(line)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Median over the timed steps."""
+        return median(self._rates) if self._rates else None
