@@ -27,6 +27,7 @@ def right() -> Outcome:
         {"all_reduce": once, "reduce_scatter": NONE, "all_gather": NONE, "other": NONE},
         held_gradient_bytes=4 * TINY.parameter_count,
         held_gradient_dtypes=["torch.float32"],
+        replica_groups=1,
         replica_problems=[],
     )
 

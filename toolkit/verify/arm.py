@@ -95,8 +95,9 @@ def run_case(
         Trajectory(losses, grad_norms, gradients, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
-        held_gradient_bytes=max((sum(storages.values()) for storages, _ in held), default=None),
+        held_gradient_bytes=_most_held(engine, held),
         held_gradient_dtypes=sorted({str(dtype) for _, dtypes in held for dtype in dtypes}),
+        replica_groups=len(engine.replica_groups()),
         replica_problems=replica_problems(engine),
     )
 
@@ -196,6 +197,13 @@ def _watch_held_gradients(engine: Engine) -> list[Held]:
 
     engine.accumulate = watch  # type: ignore[method-assign]
     return held
+
+
+def _most_held(engine: Engine, held: list[Held]) -> int | None:
+    if not held:
+        return None
+    own = max(sum(storages.values()) for storages, _ in held)
+    return int(engine.max_over_ranks(torch.tensor(own, device=engine.device)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ class Outcome:
 
     Attributes:
         traffic: of its last step by kind, without payloads as small as a vector of norms.
-        held_gradient_bytes: between the last step's micro-steps, on rank 0; None with only one.
-        held_gradient_dtypes: of those.
+        held_gradient_bytes: between the last step's micro-steps, on the rank that holds most; None
+            with only one micro-step.
+        held_gradient_dtypes: of those, on rank 0.
+        replica_groups: groups of ranks that should hold the same bits and were compared.
         replica_problems: sentences about ranks that should hold the same bits and do not.
     """
 
@@ -25,6 +27,7 @@ class Outcome:
     traffic: dict[Kind, Traffic]
     held_gradient_bytes: int | None
     held_gradient_dtypes: list[str]
+    replica_groups: int
     replica_problems: list[str]
 
 
@@ -37,6 +40,7 @@ def write_outcome(stem: Path, outcome: Outcome) -> None:
         "traffic": {kind: asdict(traffic) for kind, traffic in outcome.traffic.items()},
         "held_gradient_bytes": outcome.held_gradient_bytes,
         "held_gradient_dtypes": outcome.held_gradient_dtypes,
+        "replica_groups": outcome.replica_groups,
         "replica_problems": outcome.replica_problems,
     }
     stem.with_suffix(".json").write_text(json.dumps(figures))
@@ -57,6 +61,7 @@ def read_outcome(stem: Path) -> Outcome:
         {kind: _traffic(figures["traffic"][kind]) for kind in KINDS},
         held_gradient_bytes=figures["held_gradient_bytes"],
         held_gradient_dtypes=figures["held_gradient_dtypes"],
+        replica_groups=figures["replica_groups"],
         replica_problems=figures["replica_problems"],
     )
 

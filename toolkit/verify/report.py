@@ -21,6 +21,7 @@ def build_table(verdicts: list[Verdict]) -> Table:
         table.add_column(column, justify="right")
     for column in ("KiB reduced", "KiB gathered", "KiB held"):
         table.add_column(column, justify="right")
+    table.add_column("replicas")
     table.add_column("verdict")
     for verdict in verdicts:
         table.add_row(*_cells(verdict))
@@ -46,8 +47,16 @@ def _cells(verdict: Verdict) -> list[str]:
         f"{reduced / KIB:,.0f}",
         f"{traffic['all_gather'].bytes / KIB:,.0f}",
         "-" if held is None else f"{held / KIB:,.0f}",
+        _replicas(verdict),
         "; ".join(verdict.problems) or "equal",
     ]
+
+
+def _replicas(verdict: Verdict) -> str:
+    """Whether the ranks that should hold the same bits do; "-" where every rank has its own."""
+    if not verdict.outcome.replica_groups:
+        return "-"
+    return "differ" if verdict.outcome.replica_problems else "same"
 
 
 def build_controls_table(controls: list[Caught]) -> Table:
