@@ -39,22 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_step(engine, arm.own_micro_batches(case, TINY, engine, step), lr=1e-3)
     store = CheckpointStore(folder / "single_1")
     saver = Saver(engine, store, keep_last=1, asynchronous=False)
-    saver.begin(
-        Position(
-            step=3,
-            data_step=3,
-            updates=3,
-            tokens=3,
-            moments=True,
-            loss_scale=None,
-            strategy="single",
-            world_size=1,
-            shapes=shapes_of(engine),
-            config={},
-            data={},
-            versions={},
-        )
-    )
+    saver.begin(Position.after(3, shapes=shapes_of(engine)))
     saver.finish()
     return folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.store import CheckpointStore, find_damage, read_manifest
-from toolkit.config import RunConfig, load_run_config
+from toolkit.config import load_run_config
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.training.run_folder import make_run_folder, sole_user
 
@@ -91,25 +91,10 @@ def import_weights(
         ]
         part = write_tensors(store.partial(0) / part_name(0), entries)
         shapes = {name: list(value.shape) for name, value in tensors.items()}
-        position = _imported(config, shapes)
+        position = Position.after(
+            0, shapes=shapes, strategy="import", config=config.model_dump(mode="json")
+        )
         return store.commit(0, position.to_json(), {part_name(0): part}, keep_last=1)
-
-
-def _imported(config: RunConfig, shapes: dict[str, list[int]]) -> Position:
-    return Position(
-        step=0,
-        data_step=0,
-        updates=0,
-        tokens=0,
-        moments=False,
-        loss_scale=None,
-        strategy="import",
-        world_size=1,
-        shapes=shapes,
-        config=config.model_dump(mode="json"),
-        data={},
-        versions={},
-    )
 
 
 def _committed(run: Path) -> list[Path]:

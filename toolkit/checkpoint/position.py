@@ -58,6 +58,31 @@ class Position:
     data: dict[str, Any]
     versions: dict[str, str]
 
+    @classmethod
+    def after(
+        cls,
+        step: int,
+        *,
+        shapes: dict[str, list[int]],
+        strategy: str = "single",
+        config: dict[str, Any] | None = None,
+    ) -> "Position":
+        """Return the position after `step` updates with AdamW on one process, of no run's data."""
+        return cls(
+            step=step,
+            data_step=step,
+            updates=step,
+            tokens=0,
+            moments=step > 0,
+            loss_scale=None,
+            strategy=strategy,
+            world_size=1,
+            shapes=shapes,
+            config=config or {},
+            data={},
+            versions={},
+        )
+
     def to_json(self) -> str:
         """Return the text of `state.json`."""
         return json.dumps({"version": _VERSION, **asdict(self)}, indent=1) + "\n"
