@@ -3,6 +3,9 @@
 import os
 import sys
 import time
+from datetime import timedelta
+
+import torch.distributed as dist
 
 from toolkit.backends.process_group import STALE_LOCK_S, _build_extensions_here
 
@@ -35,3 +38,26 @@ def test_a_build_is_announced_and_a_built_one_is_not(tmp_path, monkeypatch, caps
     (tmp_path / "shm" / "shm.so").touch()
     _build_extensions_here(announce=True)
     assert capsys.readouterr().err == ""
+
+
+def test_a_restarted_group_finds_nothing_of_the_one_before(monkeypatch):
+    """Under the launcher's own `env://` it does, which is why the toolkit does not use that."""
+    timeout = timedelta(seconds=20)
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    for key, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(agent.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }.items():
+        monkeypatch.setenv(key, value)
+
+    def found(scheme, attempt):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        store, rank, world_size = next(dist.rendezvous(f"{scheme}://", 0, 1, timeout=timeout))
+        assert (rank, world_size) == (0, 1)
+        known = store.check(["address of rank 0"])
+        store.set("address of rank 0", f"attempt {attempt}")
+        return known
+
+    assert [found("env", attempt) for attempt in (0, 1)] == [False, True]
+    assert [found("attempt", attempt) for attempt in (0, 1, 0)] == [False, False, True]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,11 @@ class Ended:
     """How a launch ended: its printed lines, its code and the seconds it took."""
 
     def __init__(self, process: "subprocess.Popen[str]", started: float) -> None:
-        self.printed, _ = process.communicate(timeout=110)
+        try:
+            self.printed, _ = process.communicate(timeout=110)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         self.code = process.returncode
         self.seconds = time.monotonic() - started
 
@@ -60,9 +65,9 @@ def run(*arguments: Any, **settings: Any) -> Ended:
     return Ended(start(*arguments, **settings), started)
 
 
-def left_over(name: str) -> list[psutil.Process]:
-    words = f"run_name={name}"
-    return [p for p in psutil.process_iter(["cmdline"]) if words in (p.info["cmdline"] or [])]
+def left_over(folder: Path, name: str) -> list[psutil.Process]:
+    words = {str(folder / "run.yaml"), f"run_name={name}"}
+    return [p for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +90,7 @@ def test_a_hang_is_noticed_in_time_and_names_the_rank(
     assert f"no progress for {TIMEOUT_S} s in step 3: {words}" in found["reason"]
     assert "rank 0:\n" in ended.printed
     assert "rank 1:\n" in ended.printed
-    assert left_over(name) == []
+    assert left_over(folder, name) == []
 
 
 @pytest.mark.parametrize("action", ["kill", "segfault", "exit7", "exit0"])
@@ -106,14 +111,14 @@ def test_a_crash_is_survived_with_max_restarts(folder: Path, action: str) -> Non
     assert summary(folder, name)["steps"] == 6
     steps = [record["step"] for record in metrics(folder, name) if record["kind"] == "train"]
     assert steps == [1, 2, 3, 4, 5, 6]
-    assert left_over(name) == []
+    assert left_over(folder, name) == []
 
 
 def test_out_of_memory_on_one_rank_ends_all_with_5(folder: Path) -> None:
     ended = run(folder, "zero2", 2, "oom", fault="step:1:3:oom")
     assert summary(folder, "oom")["exit"] == 5, ended.printed
     assert ended.printed.count("Traceback") <= 1
-    assert left_over("oom") == []
+    assert left_over(folder, "oom") == []
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
@@ -164,9 +169,9 @@ def test_a_launcher_that_is_killed_leaves_no_orphans(folder: Path) -> None:
     process.kill()
     process.communicate(timeout=60)
     until = time.monotonic() + 20
-    while left_over("orphan") and time.monotonic() < until:
+    while left_over(folder, "orphan") and time.monotonic() < until:
         time.sleep(0.2)
-    assert left_over("orphan") == []
+    assert left_over(folder, "orphan") == []
     assert summary(folder, "orphan")["exit"] == 75
 
 

@@ -8,6 +8,7 @@ gloo, makes all engines real; the same launch file then serves both kinds of hos
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from toolkit.backends.launched import Launched
 from toolkit.errors import HangError, UsageError
 
+_ATTEMPT = "attempt"
 STALE_LOCK_S = 300.0
 """A build takes some 20 s; one that holds its lock for this long is not running any more."""
 
@@ -48,7 +50,7 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     elif launched.strategy == "ddp":
         backend = {"cpu": True}
     try:
-        state = PartialState(**backend, timeout=timeout)
+        state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise HangError(
             f"the {launched.world_size} processes did not all come together within "
@@ -58,6 +60,20 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     _check_world(launched)
     _check_reduction(state.device)
     return state.device
+
+
+def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """Meet as `env://` does, under keys of this attempt alone.
+
+    A launcher that brings a crashed group back keeps its store (torch 2.13, static rendezvous):
+    whoever comes first would find the addresses of processes that are gone.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    for store, rank, world_size in dist.rendezvous(url.replace(_ATTEMPT, "env", 1), **settings):
+        yield dist.PrefixStore(f"{_ATTEMPT}_{attempt}", store), rank, world_size
+
+
+dist.register_rendezvous_handler(_ATTEMPT, _meet)
 
 
 def _quieten_engines() -> None:
