@@ -10,7 +10,7 @@ PROCESSES ?= 2
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash check data memory-errors clean
+.PHONY: train test test-long test-crash check data memory-errors save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -32,6 +32,10 @@ test-crash: $(READY)
 # The memory formula and its rivals against traced and measured steps.
 memory-errors: $(READY)
 	$(BIN)/python -m benchmarks.memory.error_table
+
+# How long a save of GPT-2 124M holds training up, beside the disk's own rate.
+save-times: $(READY)
+	$(BIN)/python -m benchmarks.checkpoint_save
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

@@ -1,19 +1,21 @@
 """Saving from every rank at once, with training held up or going on meanwhile."""
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from threading import Thread
-
-import torch
+from threading import Thread, get_native_id
 
 from toolkit.backends.engine import Engine
+from toolkit.checkpoint.host_copy import HostCopy
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.state import own_pieces, part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, Fingerprint, write_tensors
 from toolkit.errors import SaveError
+
+_NICE = 10
 
 
 class Saver:
@@ -27,18 +29,31 @@ class Saver:
         store: where to; used on rank 0 to begin and commit.
         keep_last: checkpoints to keep.
         asynchronous: copy the state and write it in a thread, until `finish`.
+        with_moments: whether copies will hold AdamW's moments.
     """
 
     def __init__(
-        self, engine: Engine, store: CheckpointStore, *, keep_last: int, asynchronous: bool
+        self,
+        engine: Engine,
+        store: CheckpointStore,
+        *,
+        keep_last: int,
+        asynchronous: bool,
+        with_moments: bool = True,
     ) -> None:
         self.engine = engine
         self.store = store
         self.keep_last = keep_last
-        self.asynchronous = asynchronous
         self._position: Position | None = None
         self._writing: _Write | None = None
-        self._copy = torch.empty(0)
+        self._copy: HostCopy | None = None
+        if asynchronous:
+            self._copy = HostCopy(own_pieces(engine, with_moments=with_moments), engine.device)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether training goes on while a checkpoint is written."""
+        return self._copy is not None
 
     @property
     def is_writing(self) -> bool:
@@ -56,12 +71,12 @@ class Saver:
         self._on_rank_0(lambda: self._begin(position.step, total))
         path = self.store.partial(position.step) / part_name(self.engine.rank)
         self._position = position
-        if self.asynchronous:
-            self._writing = _Write(path, self._copied(pieces))
+        if self._copy is not None:
+            self._writing = _Write(path, self._copy.take(pieces))
             self._writing.start()
         else:
             self._writing = _Write(path, pieces)
-            self._writing.run()
+            self._writing.write()
 
     def finish(self) -> Path | None:
         """Wait until what was begun is complete; return the checkpoint, or None if nothing was.
@@ -111,24 +126,6 @@ class Saver:
         if problem := self.engine.gather_from_ranks(problem)[0]:
             raise SaveError(problem)
 
-    @torch.no_grad()
-    def _copied(self, pieces: Sequence[Entry]) -> list[Entry]:
-        """Copy this rank's share into host memory, the same from save to save."""
-        sizes = [piece.bytes // 4 for piece in pieces]
-        if self._copy.numel() != sum(sizes):
-            self._copy = torch.empty(sum(sizes), pin_memory=self.engine.device.type == "cuda")
-        copied = []
-        for piece, values in zip(pieces, self._copy.split(sizes), strict=True):
-            values.copy_(piece.read(), non_blocking=True)
-            copied.append(replace(piece, read=_same(values)))
-        if self.engine.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.device)
-        return copied
-
-
-def _same(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: values
-
 
 class _Write(Thread):
     """Writes one part; `result` is its fingerprint, or a sentence saying what went wrong."""
@@ -140,6 +137,12 @@ class _Write(Thread):
         self.result: Fingerprint | str = f"{path}: was not written"
 
     def run(self) -> None:
+        """Write behind the training, which comes first on the processor."""
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICE)
+        self.write()
+
+    def write(self) -> None:
         try:
             self.result = write_tensors(self.path, self.pieces)
         except OSError as error:

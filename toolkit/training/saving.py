@@ -30,7 +30,11 @@ class Saving:
         self._begun_step = 0
         self._started = 0.0
         self._saver = Saver(
-            run.engine, store, keep_last=training.keep_last, asynchronous=training.async_save
+            run.engine,
+            store,
+            keep_last=training.keep_last,
+            asynchronous=training.async_save,
+            with_moments=run.config.optimizer.name == "adamw",
         )
 
     @property
