@@ -1,11 +1,13 @@
 """The main job with faults put in: `FAULT="point:rank:step:action"`, several separated by commas.
 
-The rank is a number or `*`; the step is that of the update, or of the checkpoint for the points of
-saving. Nothing in the toolkit knows of this: what is patched here is what a real fault would hit.
+Rank and step are a number or `*`; the step is that of the update, or of the checkpoint for the
+points of saving. Nothing in the toolkit knows of this: what is patched here is what a real fault
+would hit.
 """
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -41,6 +43,10 @@ def _sleep_with_lock() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
+def _reduce_once_more() -> None:
+    torch.distributed.all_reduce(torch.zeros(7))
+
+
 def _signal(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
@@ -59,6 +65,8 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "hang": lambda: time.sleep(1000),
     "hang_in_c": _sleep_with_lock,
     "slow": lambda: time.sleep(0.3),
+    "file_limit": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
+    "one_more_reduction": _reduce_once_more,
 }
 
 
@@ -68,15 +76,16 @@ class Faults:
     def __init__(self, description: str) -> None:
         faults = [fault.split(":") for fault in description.split(",") if fault]
         self.own = {
-            (point, int(step)): action
-            for point, rank, step, action in faults
-            if rank in ("*", RANK)
+            (point, step): action for point, rank, step, action in faults if rank in ("*", RANK)
         }
         self.step = 0
 
+    def at(self, point: str, step: int) -> str | None:
+        return self.own.get((point, str(step)), self.own.get((point, "*")))
+
     def reach(self, point: str, step: int) -> str | None:
         """Act if there is a fault at this point; a marker file makes it happen once per run."""
-        action = self.own.get((point, step))
+        action = self.at(point, step)
         once = os.environ.get("FAULT_ONCE")
         if action and once:
             try:
@@ -142,7 +151,7 @@ class Faults:
     def _write_tensors(self, original: Any) -> Any:
         def write_tensors(path: Path, entries: Any) -> Any:
             step = int(path.parent.stem.removeprefix("step_"))
-            if ("half", step) in self.own:
+            if self.at("half", step):
                 original(path, entries[: len(entries) // 2])
                 self.reach("half", step)
             found = original(path, entries)
@@ -162,7 +171,7 @@ class Faults:
 
     def _write_durably(self, path: Path, data: bytes) -> None:
         step = int(path.parent.stem.removeprefix("step_"))
-        if path.name == store.MANIFEST and ("manifest", step) in self.own:
+        if path.name == store.MANIFEST and self.at("manifest", step):
             durable.temporary_name(path).write_bytes(data)
             self.reach("manifest", step)
         durable.write_durably(path, data)
@@ -179,7 +188,7 @@ class Faults:
         def rmtree(path: Path, **settings: Any) -> None:
             if path.suffix == ".deleted":
                 step = int(path.stem.removeprefix("step_"))
-                if ("prune", step) in self.own:
+                if self.at("prune", step):
                     min(path.iterdir()).unlink()
                     self.reach("prune", step)
             original(path, **settings)

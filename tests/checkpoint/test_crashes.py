@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 
 from tests.data.shard_files import write_llmc
 from toolkit.checkpoint.store import CheckpointStore, find_damage
+from toolkit.training.run_folder import sole_user
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -153,9 +155,12 @@ def test_carrying_on_after_every_single_step_is_exact(job: Job, straight: str) -
 
 
 def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: str) -> None:
-    for number, fault in enumerate(["step:0:1:usr1", "evaluate:0:1:term", "half:0:4:int"]):
-        name = f"signal-{number}"
-        keys = ["training.eval_every=1", f"data.val={job.folder}/train"] if number == 1 else []
+    """In the first step, in an evaluation, while saving, and between two micro-steps."""
+    for fault in ("step:0:1:usr1", "evaluate:0:1:term", "half:0:4:int", "backward:0:3:term"):
+        point = fault.split(":")[0]
+        name = f"signal-{point}"
+        evaluates = ["training.eval_every=1", f"data.val={job.folder}/train"]
+        keys = evaluates if point == "evaluate" else []
         assert job.start(name, *keys, fault=fault) == 75, job.log(name)
         summary = json.loads((job.run(name) / "summary.json").read_text())
         assert summary["exit"] == 75
@@ -182,6 +187,74 @@ def test_a_hang_ends_with_4_and_the_place(job: Job) -> None:
     assert summary["reason"].startswith("no progress for 1 s in step 3: rank 0 is behind (in ")
     assert "tests/faulty.py" in summary["reason"]
     assert "in faulty_main" in job.log("hang")
+
+
+@pytest.mark.parametrize("asynchronous", ["false", pytest.param("true", marks=pytest.mark.long)])
+def test_a_disk_that_is_full_ends_the_run_or_not_as_it_says(
+    job: Job, straight: str, asynchronous: str
+) -> None:
+    """From step 4 on the system lets no file grow beyond 10,000 bytes; a part has 144,000."""
+    name, fault = f"full-{asynchronous}", "begin:0:4:file_limit"
+    keys = [f"training.async_save={asynchronous}"]
+    assert job.start(name, *keys, "training.on_save_error=warn", fault=fault) == 0, job.log(name)
+    assert job.log(name).count("cannot be written: File too large; the run goes on") == 2
+    assert job.curve(name) == job.curve(straight)
+    assert job.steps(name) == [2]
+    again = f"{name}-again"
+    assert job.start(again, *keys, fault=fault) == 3
+    assert "Traceback" not in job.log(again)
+    assert job.start(again, *keys) == 0, job.log(again)
+    assert_ends_as(job, again, straight)
+
+
+def test_a_damaged_checkpoint_is_passed_over_unless_strict_and_never_the_last(
+    job: Job, straight: str
+) -> None:
+    assert job.start("damaged", "training.stop_at=4") == 0
+    older, newer = job.store("damaged").committed()
+    flip_the_last_bit(newer / "rank_00000.safetensors")
+    assert job.start("damaged", "--strict") == 3
+    assert "passed over only without --strict" in job.log("damaged")
+    flip_the_last_bit(older / "rank_00000.safetensors")
+    assert job.start("damaged") == 3
+    assert "no checkpoint here can be carried on from" in job.log("damaged")
+    assert job.curve("damaged") == job.curve(straight)[:4]
+    flip_the_last_bit(older / "rank_00000.safetensors")
+    assert job.start("damaged") == 0, job.log("damaged")
+    assert_ends_as(job, "damaged", straight)
+
+
+def flip_the_last_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_two_runs_do_not_share_a_folder(job: Job) -> None:
+    job.run("shared").mkdir(parents=True)
+    with sole_user(job.run("shared")):
+        assert job.start("shared", "training.stop_at=1") == 2
+    assert "another process is training there" in job.log("shared")
+    assert job.start("shared", "training.stop_at=1", fault="step:0:1:kill") == KILLED
+    assert job.start("shared", "training.stop_at=1") == 0
+
+
+def test_whoever_closes_the_output_does_not_end_the_run(job: Job) -> None:
+    """As `| head -1` does."""
+    pipe = job.folder / "closed.log"
+    os.mkfifo(pipe)
+    first_line: list[str] = []
+
+    def read_one_line() -> None:
+        with pipe.open() as reader:
+            first_line.append(reader.readline())
+
+    reader = Thread(target=read_one_line)
+    reader.start()
+    assert job.start("closed") == 0
+    reader.join()
+    assert first_line[0].startswith("run ")
+    assert len(job.curve("closed")) == STEPS
 
 
 @pytest.mark.parametrize(
