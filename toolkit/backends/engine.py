@@ -5,6 +5,7 @@ the whole global batch, so that shares add up; `Engine.backward` therefore multi
 of ranks what the engine will divide by.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +31,7 @@ class Engine(ABC):
         optimizer: the wrapped optimizer, with `param_groups`.
         device: where batches must be.
         at_boundary: whether the earlier micro-steps of the current window are over.
+        waited_s: seconds in reductions that the loop asked for, since the start.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Engine(ABC):
         self.grad_clip = grad_clip
         self.device: torch.device = accelerator.device
         self.at_boundary = True
+        self.waited_s = 0.0
         self._left_out = False
 
     @property
@@ -126,17 +129,19 @@ class Engine(ABC):
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of `value` over all ranks; a collective, so every rank must call it."""
-        total = value.detach().clone()
-        if self.world_size > 1:
-            dist.all_reduce(total)
-        return total
+        return self._reduced(value, dist.ReduceOp.SUM)
 
     def max_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the largest `value` of all ranks; a collective."""
-        largest = value.detach().clone()
+        return self._reduced(value, dist.ReduceOp.MAX)
+
+    def _reduced(self, value: torch.Tensor, op: Any) -> torch.Tensor:
+        reduced = value.detach().clone()
         if self.world_size > 1:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return largest
+            started = time.perf_counter()
+            dist.all_reduce(reduced, op=op)
+            self.waited_s += time.perf_counter() - started
+        return reduced
 
     def gather_from_ranks(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks; a collective that also waits."""

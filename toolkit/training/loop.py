@@ -26,6 +26,7 @@ from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.stop import StopRequest
+from toolkit.training.stragglers import Stragglers
 from toolkit.training.validation import validate
 
 MAX_SKIPPED_IN_A_ROW = 20
@@ -71,6 +72,7 @@ class Loop:
         self.store = CheckpointStore(folder / "checkpoints")
         self.saving = Saving(run, self.store, say)
         self.health = Health(self.config.training)
+        self.stragglers = Stragglers(self.engine)
         self.step = self.data_step = self.updates = 0
         position = carry_on(run, self.store, say, strict=strict)
         if position is not None:
@@ -121,6 +123,8 @@ class Loop:
             with self._watch() if done == 0 else nullcontext():
                 stop, writing = self._train_once(done=done)
             done += 1
+            for sentence in self.stragglers.look():
+                self.say(f"warning: {sentence}")
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
             if _due(self.step, training.eval_every, last):
