@@ -11,11 +11,8 @@ CONFIG=${CONFIG:-configs/train/gpt2.yaml}
 # All machines must name the same port, so none can be picked here.
 MAIN_PORT=${MAIN_PORT:-29500}
 
-# SIGUSR1, too, lets a run save and end; it has two minutes for that.
-export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
-
-exec accelerate launch \
+# `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
+exec python -m toolkit.launcher launch \
   --config_file "configs/accelerate/$STRATEGY.yaml" \
   --num_machines "${NODES:?how many machines}" \
   --machine_rank "${NODE_RANK:?this machine, from 0}" \

@@ -65,6 +65,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "hang": lambda: time.sleep(1000),
     "hang_in_c": _sleep_with_lock,
     "slow": lambda: time.sleep(0.3),
+    "late": lambda: time.sleep(0.05),
     "file_limit": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
     "one_more_reduction": _reduce_once_more,
 }

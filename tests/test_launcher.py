@@ -1,10 +1,15 @@
 """What the launcher says in a worker's place, and when it is silent."""
 
 import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
 
 import pytest
 
-from toolkit.launcher import _say_if_killed
+from toolkit import launcher
+from toolkit.launcher import _roll_call, _say_if_alone, _say_if_killed
 
 
 def test_a_killed_worker_is_named_with_its_signal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +22,48 @@ def test_a_killed_worker_is_named_with_its_signal(capsys: pytest.CaptureFixture[
 def test_a_worker_that_spoke_for_itself_is_left_at_that(capsys: pytest.CaptureFixture[str]) -> None:
     _say_if_killed("rank 1", 6)
     assert capsys.readouterr().err == ""
+
+
+def machine(rank: int, address: str) -> Namespace:
+    return Namespace(
+        num_machines=2, machine_rank=rank, main_process_ip=address, main_process_port=29500
+    )
+
+
+def test_a_launcher_that_waits_for_others_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_ALONE_S", 0.01)
+    with subprocess.Popen(["sleep", "10"]) as worker:
+        _say_if_alone(machine(1, "10.0.0.1"))
+        assert capsys.readouterr().err == ""
+        worker.kill()
+    _say_if_alone(machine(1, "10.0.0.1"))
+    assert capsys.readouterr().err == (
+        "no process started in 0.01 s. This is machine 1 of 2; every machine needs a launcher and "
+        "a rank of its own, from 0 at 10.0.0.1:29500 upwards\n"
+    )
+
+
+def test_a_second_machine_0_is_told_that_it_is_not_the_first() -> None:
+    """192.0.2.0/24 is nobody's (RFC 5737)."""
+    assert _roll_call(machine(0, "192.0.2.1")).endswith("; 192.0.2.1 is not this machine")
+    assert "is not this machine" not in _roll_call(machine(0, "127.0.0.1"))
+
+
+STUBBORN = """
+import sys
+from toolkit.launcher import run_launcher
+sys.exit(run_launcher(["bash", "-c", "trap '' TERM; echo ready; sleep 60 & wait; sleep 60"]))
+"""
+
+
+def test_a_second_signal_ends_workers_that_do_not_listen() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(timeout=10) != 0

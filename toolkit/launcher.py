@@ -6,19 +6,25 @@ The worker's exit code stands in the run's summary; the launcher's is 1 for any 
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 import psutil
 
 # What the launch scripts export as well: signals that are passed on to the workers, and how long
 # they then have to save before they are killed.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
 }
+
+_ALONE_S = 30.0
 
 
 def run_launcher(command: Sequence[str]) -> int:
@@ -64,17 +70,24 @@ def main() -> int:
     """Run `launch ...` as the `accelerate` program would; return 1 where a worker failed."""
     import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
+    os.environ |= {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
     # torch's launcher, which serves all strategies but `single`, sets its own later.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _pass_on_to_worker)
+    arguments = launch_command_parser().parse_args(sys.argv[2:])
+    if (arguments.num_machines or 1) > 1:
+        Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
     try:
-        launch_command(launch_command_parser().parse_args(sys.argv[2:]))
+        launch_command(arguments)
+    except (ConnectionError, DistStoreError, DistNetworkError) as error:
+        sys.stderr.write(f"error: {str(error).splitlines()[0]} {_roll_call(arguments)}\n")
+        return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         _say_if_killed(f"rank {rank}", failure.exitcode)
@@ -86,6 +99,34 @@ def main() -> int:
         sys.stderr.write("error: stopped by a signal; start it again to carry on\n")
         return 1
     return 0
+
+
+def _say_if_alone(arguments: Namespace) -> None:
+    """Explain what is otherwise ten silent minutes; PyTorch waits for all machines that long."""
+    time.sleep(_ALONE_S)
+    if not psutil.Process().children():
+        sys.stderr.write(f"no process started in {_ALONE_S:g} s. {_roll_call(arguments)}\n")
+        sys.stderr.flush()
+
+
+def _roll_call(arguments: Namespace) -> str:
+    """What has to be so before several launchers find each other."""
+    rank, address = arguments.machine_rank or 0, arguments.main_process_ip
+    misplaced = rank == 0 and address and not _is_own(address)
+    return (
+        f"This is machine {rank} of {arguments.num_machines}; every machine needs a launcher and a "
+        f"rank of its own, from 0 at {address}:{arguments.main_process_port} upwards"
+        + (f"; {address} is not this machine" if misplaced else "")
+    )
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address: only then can it be listened at."""
+    try:
+        with socket.create_server((address, 0)):
+            return True
+    except OSError:
+        return False
 
 
 def _pass_on_to_worker(number: int, frame: Any) -> None:

@@ -5,9 +5,11 @@ import sys
 import time
 from datetime import timedelta
 
+import pytest
 import torch.distributed as dist
 
 from toolkit.backends.process_group import STALE_LOCK_S, _build_extensions_here
+from toolkit.errors import UsageError
 
 
 def test_a_lock_left_by_a_killed_build_is_taken_away(tmp_path, monkeypatch):
@@ -60,4 +62,6 @@ def test_a_restarted_group_finds_nothing_of_the_one_before(monkeypatch):
         return known
 
     assert [found("env", attempt) for attempt in (0, 1)] == [False, True]
-    assert [found("attempt", attempt) for attempt in (0, 1, 0)] == [False, False, True]
+    assert [found("attempt", attempt) for attempt in (0, 1)] == [False, False]
+    with pytest.raises(UsageError, match="rank 0 is there already: two launchers have the same"):
+        found("attempt", 1)

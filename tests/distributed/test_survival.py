@@ -1,21 +1,13 @@
-"""Hangs, crashes, signals and bad numbers, with real processes under every kind of engine."""
+"""Hangs, crashes and bad numbers, with real processes under every kind of engine."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from tests import faulty
+from tests.distributed.started import left_over, run
 from tests.distributed.test_runs import curve, folder, metrics, summary
 from toolkit.backends.strategies import Strategy
-from toolkit.train import ROOT, find_launch_file
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
@@ -23,51 +15,11 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 TIMEOUT_S = 8
 
 
-class Ended:
-    """How a launch ended: its printed lines, its code and the seconds it took."""
-
-    def __init__(self, process: "subprocess.Popen[str]", started: float) -> None:
-        try:
-            self.printed, _ = process.communicate(timeout=110)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        self.code = process.returncode
-        self.seconds = time.monotonic() - started
-
-
-def start(
-    folder: Path,
-    strategy: Strategy,
-    ranks: int,
-    name: str,
-    *overrides: str,
-    fault: str = "",
-    options: tuple[str, ...] = (),
-    environment: dict[str, str] | None = None,
-) -> "subprocess.Popen[str]":
-    command = [str(Path(sys.executable).with_name("accelerate")), "launch", *options]
-    command += ["--config_file", str(find_launch_file(strategy)), "--num_processes", str(ranks)]
-    words = ["--config", str(folder / "run.yaml"), f"run_name={name}", *overrides]
-    settings = {"FAULT": fault, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, faulty.__file__, *words],
-        env={**os.environ, **settings, "HF_HOME": str(folder), **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def run(*arguments: Any, **settings: Any) -> Ended:
-    started = time.monotonic()
-    return Ended(start(*arguments, **settings), started)
-
-
-def left_over(folder: Path, name: str) -> list[psutil.Process]:
-    words = {str(folder / "run.yaml"), f"run_name={name}"}
-    return [p for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> str:
+    """Six steps under FSDP2 that nothing happened to."""
+    assert run(folder, "fsdp2", 2, "whole").code == 0
+    return "whole"
 
 
 @pytest.mark.parametrize(
@@ -93,24 +45,39 @@ def test_a_hang_is_noticed_in_time_and_names_the_rank(
     assert left_over(folder, name) == []
 
 
-@pytest.mark.parametrize("action", ["kill", "segfault", "exit7", "exit0"])
-def test_a_crash_is_survived_with_max_restarts(folder: Path, action: str) -> None:
-    name = f"restart-{action}"
+@pytest.mark.parametrize(
+    ("fault", "asynchronous"),
+    [
+        ("step:1:4:kill", "false"),
+        ("step:1:4:segfault", "false"),
+        ("step:1:4:exit7", "false"),
+        ("step:1:4:exit0", "false"),
+        ("begin:1:4:kill", "false"),
+        ("half:1:4:kill", "false"),
+        ("part:1:4:kill", "true"),
+        ("commit:0:4:kill", "true"),
+    ],
+)
+def test_a_crash_is_survived_with_max_restarts(
+    folder: Path, whole: str, fault: str, asynchronous: str
+) -> None:
+    """In training or while saving; the group comes back from step 2 and ends as if nothing was."""
+    name = "crash-" + fault.replace(":", "-")
     ended = run(
         folder,
         "fsdp2",
         2,
         name,
         "training.checkpoint_every=2",
-        fault=f"step:1:4:{action}",
+        f"training.async_save={asynchronous}",
+        fault=fault,
         options=("--max_restarts", "2"),
         environment={"FAULT_ONCE": str(folder / name)},
     )
     assert ended.code == 0, ended.printed
-    assert "carrying on from" in ended.printed
+    assert ended.printed.count("step_00000002 after 2 steps") == 1
     assert summary(folder, name)["steps"] == 6
-    steps = [record["step"] for record in metrics(folder, name) if record["kind"] == "train"]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert curve(folder, name) == curve(folder, whole)
     assert left_over(folder, name) == []
 
 
@@ -148,33 +115,6 @@ def test_a_nan_on_one_rank_is_skipped_by_all(folder: Path, strategy: Strategy) -
     assert (state["step"], state["updates"]) == (6, 5)
 
 
-@pytest.mark.parametrize(("strategy", "action"), [("zero3", "term"), ("fsdp2", "usr1")])
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(
-    folder: Path, strategy: Strategy, action: str
-) -> None:
-    name, whole = f"signal-{strategy}", f"whole-{strategy}"
-    ended = run(folder, strategy, 2, name, fault=f"step:1:3:{action}")
-    assert summary(folder, name)["exit"] == 75, ended.printed
-    assert "Traceback" not in ended.printed.split("error:")[0]
-    assert run(folder, strategy, 2, name).code == 0
-    assert run(folder, strategy, 2, whole).code == 0
-    assert curve(folder, name) == curve(folder, whole)
-
-
-def test_a_launcher_that_is_killed_leaves_no_orphans(folder: Path) -> None:
-    process = start(folder, "ddp", 2, "orphan", "training.steps=2000", fault="step:0:1000:kill")
-    path = folder / "runs" / "orphan" / "metrics.jsonl"
-    while not path.exists() or not path.read_text():
-        time.sleep(0.2)
-    process.kill()
-    process.communicate(timeout=60)
-    until = time.monotonic() + 20
-    while left_over(folder, "orphan") and time.monotonic() < until:
-        time.sleep(0.2)
-    assert left_over(folder, "orphan") == []
-    assert summary(folder, "orphan")["exit"] == 75
-
-
 def test_a_flipped_bit_of_one_of_three_replicas_is_named(folder: Path) -> None:
     run(
         folder,
@@ -187,3 +127,45 @@ def test_a_flipped_bit_of_one_of_three_replicas_is_named(folder: Path) -> None:
     found = summary(folder, "flip")
     assert found["exit"] == 3
     assert "rank 2 differs from the 3 others" in found["reason"]
+
+
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+def test_a_disk_that_is_full_for_one_rank_is_the_same_to_all(
+    folder: Path, whole: str, policy: str
+) -> None:
+    name = f"full-{policy}"
+    ended = run(
+        folder, "fsdp2", 2, name, f"training.on_save_error={policy}", fault="begin:1:3:file_limit"
+    )
+    found = summary(folder, name)
+    assert found["exit"] == (3 if policy == "stop" else 0), ended.printed
+    assert found["steps"] == (3 if policy == "stop" else 6)
+    assert "rank_00001.safetensors: cannot be written: File too large" in ended.printed
+    assert "Traceback" not in ended.printed.split("torch.distributed.elastic")[0]
+    assert list((folder / "runs" / name / "checkpoints").iterdir()) == []
+    if policy == "warn":
+        assert curve(folder, name) == curve(folder, whole)
+
+
+def test_a_late_rank_is_named_and_the_run_goes_on(folder: Path) -> None:
+    ended = run(folder, "ddp", 2, "late", "training.steps=60", fault="step:1:*:late")
+    assert ended.code == 0, ended.printed
+    assert "warning: rank 1 is late: the others wait for it" in ended.printed
+    assert "rank 0 is late" not in ended.printed
+    assert len([r for r in metrics(folder, "late") if r["kind"] == "train"]) == 60
+
+
+def test_a_reduction_that_one_rank_has_too_many_is_no_hang(folder: Path) -> None:
+    ended = run(
+        folder,
+        "ddp",
+        2,
+        "order",
+        f"training.timeout_s={TIMEOUT_S}",
+        fault="step:1:3:one_more_reduction",
+        environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+    )
+    found = summary(folder, "order")
+    assert found["exit"] in (1, 4), ended.printed
+    assert "step 3" in found["reason"]
+    assert left_over(folder, "order") == []

@@ -31,7 +31,8 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     Must run before `accelerate.Accelerator()` is made.
 
     Raises:
-        UsageError: the group that came up is not the one that was launched, or does not add.
+        UsageError: the group that came up is not the one that was launched, or does not add, or
+            has two processes of one rank.
         HangError: not all processes came within `timeout`.
     """
     # Accelerate would pick Apple's GPU, which has no collectives.
@@ -67,10 +68,19 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
 
     A launcher that brings a crashed group back keeps its store (torch 2.13, static rendezvous):
     whoever comes first would find the addresses of processes that are gone.
+
+    Raises:
+        UsageError: another process came under the same rank.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     for store, rank, world_size in dist.rendezvous(url.replace(_ATTEMPT, "env", 1), **settings):
-        yield dist.PrefixStore(f"{_ATTEMPT}_{attempt}", store), rank, world_size
+        own = dist.PrefixStore(f"{_ATTEMPT}_{attempt}", store)
+        if own.add(f"came as {rank}", 1) > 1:
+            raise UsageError(
+                f"rank {rank} is there already: two launchers have the same node rank; start one "
+                "on every machine, each with a node rank of its own"
+            )
+        yield own, rank, world_size
 
 
 dist.register_rendezvous_handler(_ATTEMPT, _meet)

@@ -1,0 +1,111 @@
+"""Signals to the launcher or to one rank: all stop at the same step, and nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.started import left_over, run, start, wait_until
+from tests.distributed.test_runs import curve, folder, metrics, summary
+from toolkit.backends.strategies import Strategy
+from toolkit.launcher import ENVIRONMENT
+from toolkit.train import ROOT
+
+__all__ = ["folder"]  # the fixture
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
+
+ENDLESS = "training.steps=2000"
+
+
+def has_begun(folder: Path, name: str) -> bool:
+    path = folder / "runs" / name / "metrics.jsonl"
+    return path.exists() and path.read_text().count("\n") > 2
+
+
+@pytest.mark.parametrize(("strategy", "action"), [("zero3", "term"), ("fsdp2", "usr1")])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(
+    folder: Path, strategy: Strategy, action: str
+) -> None:
+    name, whole = f"signal-{strategy}", f"whole-{strategy}"
+    ended = run(folder, strategy, 2, name, fault=f"step:1:3:{action}")
+    assert summary(folder, name)["exit"] == 75, ended.printed
+    assert "Traceback" not in ended.printed.split("error:")[0]
+    assert run(folder, strategy, 2, name).code == 0
+    assert run(folder, strategy, 2, whole).code == 0
+    assert curve(folder, name) == curve(folder, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_reaches_all_and_nothing_is_lost(
+    folder: Path, number: signal.Signals
+) -> None:
+    """With the variables that the launch scripts export."""
+    name, whole = f"launcher-{number}", f"launcher-{number}-whole"
+    process = start(folder, "ddp", 2, name, ENDLESS, environment=ENVIRONMENT)
+    wait_until(lambda: has_begun(folder, name), limit_s=60)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    stopped = summary(folder, name)
+    assert stopped["exit"] == 75, printed
+    assert f"stopped by {number.name} after step {stopped['steps']}" in stopped["reason"]
+    assert left_over(folder, name) == []
+    further = f"training.stop_at={stopped['steps'] + 2}"
+    assert run(folder, "ddp", 2, name, ENDLESS, further).code == 0
+    assert run(folder, "ddp", 2, whole, ENDLESS, further).code == 0
+    assert curve(folder, name) == curve(folder, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_toolkit_train_returns_75_after_one_line(folder: Path, number: signal.Signals) -> None:
+    """SIGINT goes to the whole foreground group, as Ctrl-C at a terminal does."""
+    name = f"toolkit-{number}"
+    command = [str(Path(sys.executable).with_name("toolkit")), "train", "--strategy", "fsdp2"]
+    words = ["--num-processes", "2", "--config", str(folder / "run.yaml"), f"run_name={name}"]
+    process = subprocess.Popen(
+        [*command, *words, ENDLESS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: has_begun(folder, name), limit_s=60)
+    os.killpg(process.pid, number)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == summary(folder, name)["exit"] == 75
+    assert "which is saved; start again to carry on" in complaint
+    assert "Traceback" not in complaint
+    assert left_over(folder, name) == []
+
+
+def test_a_launcher_that_is_killed_leaves_no_orphans(folder: Path) -> None:
+    process = start(folder, "ddp", 2, "orphan", ENDLESS)
+    wait_until(lambda: has_begun(folder, "orphan"), limit_s=60)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: not left_over(folder, "orphan"), limit_s=20)
+    assert summary(folder, "orphan")["exit"] == 75
+
+
+def test_a_reader_that_wants_one_line_gets_a_whole_run_and_no_complaint(folder: Path) -> None:
+    toolkit = Path(sys.executable).with_name("toolkit")
+    line = (
+        f"{toolkit} train --strategy ddp --num-processes 2 --config {folder / 'run.yaml'} "
+        "run_name=head | head -1"
+    )
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("accelerate launch ")
+    assert "Traceback" not in result.stderr
+    assert "Broken pipe" not in result.stderr
+    assert len([r for r in metrics(folder, "head") if r["kind"] == "train"]) == 6
