@@ -63,5 +63,7 @@ def test_a_restarted_group_finds_nothing_of_the_one_before(monkeypatch):
 
     assert [found("env", attempt) for attempt in (0, 1)] == [False, True]
     assert [found("attempt", attempt) for attempt in (0, 1)] == [False, False]
-    with pytest.raises(UsageError, match="rank 0 is there already: two launchers have the same"):
+    with pytest.raises(
+        UsageError, match="another process is rank 0 already: two launchers have one"
+    ):
         found("attempt", 1)

@@ -77,8 +77,8 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
         own = dist.PrefixStore(f"{_ATTEMPT}_{attempt}", store)
         if own.add(f"came as {rank}", 1) > 1:
             raise UsageError(
-                f"rank {rank} is there already: two launchers have the same node rank; start one "
-                "on every machine, each with a node rank of its own"
+                f"another process is rank {rank} already: two launchers have one node rank; "
+                "start one on every machine, each with a node rank of its own"
             )
         yield own, rank, world_size
 
