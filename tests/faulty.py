@@ -43,6 +43,11 @@ def _sleep_with_lock() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
+def _limit_files(size: int) -> None:
+    """Writing beyond `size` bytes fails in this process, whichever file it is."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def _reduce_once_more() -> None:
     torch.distributed.all_reduce(torch.zeros(7))
 
@@ -66,7 +71,8 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "hang_in_c": _sleep_with_lock,
     "slow": lambda: time.sleep(0.3),
     "late": lambda: time.sleep(0.05),
-    "file_limit": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
+    "file_limit": lambda: _limit_files(10_000),
+    "no_space": lambda: _limit_files(0),
     "one_more_reduction": _reduce_once_more,
 }
 

@@ -42,7 +42,7 @@ class NonFiniteError(ToolkitError):
 
 
 class SaveError(ToolkitError):
-    """A checkpoint could not be written; the earlier ones are as they were."""
+    """A checkpoint or a record could not be written; earlier checkpoints are as they were."""
 
     exit_code = 3
 

@@ -207,6 +207,14 @@ def test_a_disk_that_is_full_ends_the_run_or_not_as_it_says(
     assert_ends_as(job, again, straight)
 
 
+def test_a_disk_without_room_for_a_line_ends_the_run_with_3(job: Job, straight: str) -> None:
+    """Neither the metrics nor the console nor the summary can be written any more."""
+    assert job.start("no-space", fault="step:0:4:no_space") == 3
+    assert job.steps("no-space") == [2]
+    assert job.start("no-space") == 0, job.log("no-space")
+    assert_ends_as(job, "no-space", straight)
+
+
 def test_a_damaged_checkpoint_is_passed_over_unless_strict_and_never_the_last(
     job: Job, straight: str
 ) -> None:

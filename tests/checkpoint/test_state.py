@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -206,6 +207,28 @@ def test_a_file_of_something_else_is_refused(
     save_file(tensors, tmp_path / PART)
     with pytest.raises(UntrustedError, match=words):
         read_state(trained, tmp_path, with_moments=True, updates=STEPS)
+
+
+class Payload:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+def test_a_pickle_under_the_name_of_a_part_is_not_run(tmp_path: Path, trained: Engine) -> None:
+    """As where the manifest was rewritten to match it."""
+    marker, hostile = tmp_path / "marker", tmp_path / "hostile.pt"
+    torch.save({"parameter/a/0": Payload(marker)}, hostile)
+    shutil.copy(hostile, tmp_path / PART)
+    with pytest.raises(UntrustedError, match="does not hold pieces"):
+        read_state(trained, tmp_path, with_moments=True, updates=STEPS)
+    assert not marker.exists()
+    torch.load(hostile, weights_only=False)
+    assert marker.exists()
 
 
 def test_a_header_that_lies_about_its_length_is_refused(tmp_path: Path, trained: Engine) -> None:

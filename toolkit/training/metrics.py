@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from toolkit.errors import UsageError
+from toolkit.errors import SaveError, UsageError
 
 GIB = 2**30
 
@@ -35,8 +35,15 @@ class MetricsLog:
         self.earlier = [json.loads(line) for line in kept]
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one object; it is on its way to the file when this returns."""
-        self._file.write(json.dumps(record) + "\n")
+        """Append one object; it is on its way to the file when this returns.
+
+        Raises:
+            SaveError: it cannot be written, say for a full disk.
+        """
+        try:
+            self._file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise SaveError(f"{self._file.name}: cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file."""

@@ -107,13 +107,13 @@ def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
     When one rank fails the others fail after it, for want of it; the first is the cause.
     """
     partial = folder / f"summary.json.{os.getpid()}"
-    partial.write_text(_as_json(summary))
     try:
+        partial.write_text(_as_json(summary))
         os.link(partial, folder / "summary.json")
     except FileExistsError:
         return False
     finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
     return True
 
 

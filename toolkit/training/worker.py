@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ def _train(
         except ToolkitError as error:
             sentence = str(error)
             summary |= {"exit": error.exit_code, "reason": sentence}
-            write_first_summary(folder, summary)
+            with suppress(OSError):  # a full disk has no room for it; the sentence and code count
+                write_first_summary(folder, summary)
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             summary |= {"exit": 1, "reason": f"{place}: {type(error).__name__}: {error}"}
@@ -242,10 +243,10 @@ def _devices(device: Any) -> dict[str, Any]:
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, also into a pipe; whoever closed it, as `head` does, wants no more."""
+    """Print a line at once, until whoever reads closes the pipe, as `head` does, or has no room."""
     try:
         print(line, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -258,5 +259,6 @@ def _speak(rank: int, sentence: str) -> None:
     if rank:
         time.sleep(_FIRST_WORD_S)
         sentence = f"rank {rank}: {sentence}"
-    sys.stderr.write(f"error: {sentence}\n")
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.write(f"error: {sentence}\n")
+        sys.stderr.flush()
