@@ -149,6 +149,29 @@ def test_another_engine_carries_on(
         assert found[key] == pytest.approx(values, rel=1e-5), key
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_that_changes_hands_at_every_step_is_the_same_run(folder: Path) -> None:
+    """Three ranks hold shares of unequal size."""
+    same = ("model.dropout=0", "batch.tokens_per_step=384", "training.checkpoint_every=1")
+    hands: list[tuple[Strategy, int]] = [
+        ("fsdp2", 3),
+        ("zero3", 3),
+        ("ddp", 2),
+        ("zero1", 3),
+        ("fsdp2", 4),
+        ("zero2", 3),
+    ]
+    for step, (strategy, ranks) in enumerate(hands, start=1):
+        train(folder, strategy, ranks, "hands", *same, f"training.stop_at={step}")
+    train(folder, "ddp", 1, "alone", *same)
+    found, expected = curve(folder, "hands"), curve(folder, "alone")
+    trained = [key for key in expected if key[0] == "train"]
+    assert [key for key in found if key[0] == "train"] == trained
+    for key in trained:
+        assert found[key] == pytest.approx(expected[key], rel=1e-5), key
+
+
 def test_a_crash_ends_all_ranks_and_names_the_one(folder: Path) -> None:
     started = time.monotonic()
     with pytest.raises(ArmError, match="put in by the test") as failure:

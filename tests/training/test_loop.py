@@ -406,6 +406,19 @@ def test_rolling_back_skips_the_window_and_is_remembered(start: Start, said: lis
     assert (again.step, again.data_step) == (4, 6)
 
 
+def test_a_loss_spike_rolls_back_past_its_data(start: Start, said: list[str]) -> None:
+    keys = ("training.on_loss_spike=roll_back", "training.checkpoint_every=10")
+    loop = start(*keys, "training.steps=30")
+    loop.engine.module.register_forward_hook(
+        lambda module, inputs, loss: 5 * loss if loop.data_step == 24 else loss
+    )
+    loop.fit()
+    assert any("rolled back from step 25 to" in line and "step_00000020" in line for line in said)
+    assert (loop.step, loop.data_step, loop.updates) == (30, 35, 30)
+    assert column(loop, "step") == list(range(1, 31))
+    assert max(column(loop, "loss")) < 7
+
+
 def test_a_roll_back_that_does_not_help_ends_the_run(start: Start) -> None:
     keys = ("training.on_non_finite=roll_back", "training.non_finite_limit=1")
     loop = start(*keys, "training.checkpoint_every=2")
