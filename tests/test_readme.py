@@ -1,4 +1,4 @@
-"""The README's floor plan names every module, and no module that is not there."""
+"""What the README and the list of faults name is there, and every module is named."""
 
 import re
 from pathlib import Path
@@ -20,6 +20,13 @@ def test_the_floor_plan_names_nothing_else() -> None:
     files = {p.name for folder in ("toolkit", "launch") for p in (ROOT / folder).rglob("*.*")}
     named = set(re.findall(r"\w+\.(?:py|sh|sbatch)", PLAN))
     assert named - files == set()
+
+
+def test_every_fault_of_the_list_has_its_test() -> None:
+    listed = set(re.findall(r"`(test_\w+)`", (ROOT / "tests" / "faults.md").read_text()))
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert listed - set(re.findall(r"def (test_\w+)\(", code)) == set()
+    assert listed
 
 
 def test_nothing_is_left_to_fill_in() -> None:
