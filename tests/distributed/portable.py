@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from toolkit.backends.engine import Engine, Kind
 from toolkit.backends.launched import read_launch
@@ -52,6 +53,9 @@ def main(folder: Path, names: list[str]) -> None:
         )
     if engine.rank == 0:
         print("PORTABLE " + json.dumps(differing), flush=True)
+    if dist.is_initialized():
+        # Left to the interpreter's end, gloo's threads now and then abort the process.
+        dist.destroy_process_group()
 
 
 def save(engine: Engine, folder: Path, position: Position, *, asynchronous: bool) -> None:

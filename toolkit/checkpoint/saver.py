@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Thread, get_native_id
+from threading import Thread
 
 from toolkit.backends.engine import Engine
 from toolkit.checkpoint.host_copy import HostCopy
@@ -138,8 +138,8 @@ class _Write(Thread):
 
     def run(self) -> None:
         """Write behind the training, which comes first on the processor."""
-        if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICE)
+        if sys.platform == "linux":  # where each thread has a priority of its own
+            os.nice(_NICE)
         self.write()
 
     def write(self) -> None:

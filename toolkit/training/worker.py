@@ -148,6 +148,10 @@ def _run(
             run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
             try:
                 loop.fit()
+            except Preempted:
+                # All ranks end here together, and gloo's threads must not outlive the interpreter.
+                run.engine.accelerator.end_training()
+                raise
             finally:
                 summary.update(loop.figures())
             run.engine.accelerator.end_training()
