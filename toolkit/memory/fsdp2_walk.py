@@ -15,8 +15,6 @@ and S shards, c bytes per element computed with:
 `fsdp2_no_reshard` keeps c p of every group from the forward to the backward pass. Where it does
 not reduce (replicated) nothing is given back before the last micro-step, so every group is gathered
 once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
-
-Gloo, on a CPU, gathers through one more buffer of the same size and scatters by reducing a copy.
 """
 
 from toolkit.memory.engine import EngineWalk
@@ -130,8 +128,6 @@ class Fsdp2Walk(EngineWalk):
         size = self.c * group.gathered
         self.ledger.add("communication", cast)
         self.ledger.add("communication", size)
-        if self.on_cpu and self.communicates:
-            self.ledger.touch("communication", size)
         self.ledger.drop("communication", cast)
         self.gather_buffers.append(size)
 
@@ -181,8 +177,6 @@ class Fsdp2Walk(EngineWalk):
             ledger.touch("communication", held * group.largest)
         ledger.drop("gradients", held * group.elements)
         ledger.add("gradients", 4 * group.shard)
-        if self.on_cpu and self.communicates:
-            ledger.touch("communication", size)
         if self.micro_step and self.settings.accumulation == "sharded":
             # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
             # tensor of every group to the end of the backward pass.
