@@ -2,8 +2,8 @@
 
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor
 from toolkit.memory.zero_walk import ZeroWalk
+from toolkit.model.tensors import Tensor
 
 
 class Zero1Bf16Walk(ZeroWalk):

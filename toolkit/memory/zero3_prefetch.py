@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from toolkit.memory.ledger import Ledger
-from toolkit.memory.tensors import Tensor, block_tensors, root_tensors
 from toolkit.model.sizes import ModelSizes
+from toolkit.model.tensors import Tensor, block_tensors, root_tensors
 
 Key = tuple[str, int, bool]
 """Module, layer, and whether it is the backward pass, as the walk names them."""
@@ -145,16 +145,18 @@ class Coordinator:
                 self.leave()
 
     def _fetch(self, parameters: tuple[int, ...]) -> None:
-        self._gather([p for p in parameters if not self._is_there(p)])
+        if missing := [p for p in parameters if not self._is_there(p)]:
+            self._gather(missing)
         for parameter in parameters:
             self._wait(parameter)
         for _ in [p for p in parameters if self.fetched_for.get(p, -1) < self.position]:
             parameter, used_at = self.queue.popleft()
             self.fetched_for[parameter] = used_at
-        self._prefetch()
-
-    def _prefetch(self) -> None:
         most = min(self.most_live - self.live, self.bucket)
+        if most > 0:
+            self._prefetch(most)
+
+    def _prefetch(self, most: int) -> None:
         chosen: list[int] = []
         size = 0
         while self.queue and size < most:
@@ -163,7 +165,8 @@ class Coordinator:
             if not self._is_there(parameter) and parameter not in chosen:
                 chosen.append(parameter)
                 size += self.elements[parameter]
-        self._gather(chosen)
+        if chosen:
+            self._gather(chosen)
 
     def _is_there(self, parameter: int) -> bool:
         return parameter in self.in_flight or parameter in self.held
@@ -173,10 +176,10 @@ class Coordinator:
         sizes = [self._padded(p) for p in parameters]
         if len(parameters) == 1:
             self._hold(parameters[0], sizes[0])
-        elif parameters:
-            flat = Flat(sum(sizes), parameters)
-            self.ledger.add("communication", flat.size)
-            self.in_flight |= dict.fromkeys(parameters, flat)
+            return
+        flat = Flat(sum(sizes), parameters)
+        self.ledger.add("communication", flat.size)
+        self.in_flight |= dict.fromkeys(parameters, flat)
 
     def _padded(self, parameter: int) -> int:
         if self.shards == 1:
@@ -213,9 +216,9 @@ class Coordinator:
         done = {p for p in gathered if self.fetched_for[p] <= position}
         passed = 0
         while done and passed < self.reuse_distance and position < len(self.record):
-            coming = self.record[position].parameters
-            done.difference_update(coming)
-            passed += sum(self.elements[p] for p in coming)
+            for parameter in self.record[position].parameters:
+                done.discard(parameter)
+                passed += self.elements[parameter]
             position += 1
         return done
 

@@ -2,9 +2,9 @@
 
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor
 from toolkit.memory.zero3_prefetch import Coordinator
 from toolkit.memory.zero_walk import ZeroWalk
+from toolkit.model.tensors import Tensor
 
 
 class Zero3Walk(ZeroWalk):

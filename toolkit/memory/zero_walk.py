@@ -19,7 +19,7 @@ from toolkit.backends.deepspeed_config import zero_optimization
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor
+from toolkit.model.tensors import Tensor
 
 
 class ZeroWalk(EngineWalk):
