@@ -144,6 +144,24 @@ def estimate(
     method: Annotated[
         Literal["formula", "trace"], typer.Option(help="Closed form, or the step on fake tensors.")
     ] = "formula",
+    attention: Annotated[
+        Literal["flash", "math"] | None,
+        typer.Option(help="Attention kernel.", show_default="what the run would get"),
+    ] = None,
+    foreach: Annotated[
+        bool | None, typer.Option("--foreach", help="The optimizer's foreach kernels, not fused.")
+    ] = None,
+    gradient_as_bucket_view: Annotated[
+        bool | None, typer.Option(help="DDP's gradients live in its buckets.", show_default="yes")
+    ] = None,
+    set_to_none: Annotated[
+        bool | None,
+        typer.Option(help="Free gradients between steps.", show_default="yes, but DDP's"),
+    ] = None,
+    offload_optimizer: Annotated[
+        bool | None,
+        typer.Option("--offload-optimizer", help="ZeRO's optimizer state in host memory."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the step of the first row.", metavar="FILE")
     ] = None,
@@ -155,6 +173,13 @@ def estimate(
     from toolkit.verify.options import choices
 
     given = {"model.preset": preset, "batch.micro_batch_size": micro_batch_size}
+    changes = {
+        "attention": attention,
+        "foreach": foreach,
+        "gradient_as_bucket_view": gradient_as_bucket_view,
+        "set_to_none": set_to_none,
+        "offload_optimizer": offload_optimizer,
+    }
     run(
         Question(
             config_file=config,
@@ -168,6 +193,7 @@ def estimate(
             gpu=gpu,
             largest=max_micro_batch,
             method=method,
+            changes={name: value for name, value in changes.items() if value is not None},
             plot=plot,
             as_json=as_json,
         )

@@ -1,4 +1,4 @@
-"""One launched process of the error table: train each configuration and measure its second step.
+"""One launched process of the error table: train each configuration and measure it.
 
 Started by `accelerate launch` with a shipped launch file; rank 0 writes what the fullest rank held.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
 from toolkit.backends.build import build_engine
 from toolkit.backends.engine import Engine
@@ -23,6 +24,9 @@ from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, train_step
+
+MEASURED_STEPS = 3
+"""From the second step on; the highest one counts."""
 
 
 def main(order_file: Path) -> None:
@@ -48,13 +52,23 @@ def measure(configuration: Configuration, launched: Launched) -> dict[str, objec
     gc.collect()
     # Engines of earlier configurations may linger in this process; they are not this one's.
     lingering = sum(live_storages().values())
-    engine = build(configuration, launched)
+    with knobs.while_building(configuration):
+        engine = build(configuration, launched)
+    if configuration.set_to_none is not None:
+        knobs.clear_gradients(engine, set_to_none=configuration.set_to_none)
     micro_batches = random_micro_batches(configuration)
-    train_step(engine, micro_batches, lr=1e-3)
-    with measure_peak(engine.device) as peak:
+    with knobs.while_training(configuration):
         train_step(engine, micro_batches, lr=1e-3)
+        peaks = [_measured_step(engine, micro_batches) for _ in range(MEASURED_STEPS)]
+    peak = max(peaks, key=lambda peak: peak.bytes)
     fullest = engine.max_over_ranks(torch.tensor(peak.bytes - lingering))
     return {"peak": int(fullest), **_parts(engine, peak, configuration)}
+
+
+def _measured_step(engine: Engine, micro_batches: list[MicroBatch]) -> MeasuredPeak:
+    with measure_peak(engine.device) as peak:
+        train_step(engine, micro_batches, lr=1e-3)
+    return peak
 
 
 def build(configuration: Configuration, launched: Launched) -> Engine:
@@ -67,7 +81,13 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
         activation_checkpointing=settings.activation_checkpointing,
         loss=settings.loss,
     )
-    optimizer = OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
+    if configuration.compile:
+        model.compile_blocks()
+    optimizer = build_optimizer(
+        model, OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
+    )
+    if configuration.foreach:
+        knobs.use_foreach(optimizer)
     wave = settings.micro_batch_size * settings.seq_len * settings.world_size
     plan = plan_batch(
         tokens_per_step=wave * settings.grad_accum_steps,
@@ -77,7 +97,7 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
     )
     return build_engine(
         model,
-        build_optimizer(model, optimizer),
+        optimizer,
         launched=launched,
         plan=plan,
         sizes=settings.sizes,

@@ -1,7 +1,7 @@
-"""Configurations of the error table, as rows of `held_out.csv` and `tuned.csv`."""
+"""Configurations of the error table, as rows of the CSV files beside this one."""
 
 import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -9,11 +9,15 @@ from toolkit.memory.settings import Device, StepSettings
 from toolkit.model.sizes import PRESETS, ModelSizes, preset_sizes
 
 FOLDER = Path(__file__).parent
+_TRUTH: dict[str, bool | None] = {"yes": True, "True": True, "no": False, "False": False, "": None}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row: what is trained, how, and against which oracle the formula is held."""
+    """One row: what is trained, how, and against which oracle the formula is held.
+
+    Fields with a default are those of `StepSettings` that the loop leaves alone.
+    """
 
     method: Literal["trace", "allocator"]
     strategy: str
@@ -28,23 +32,21 @@ class Configuration:
     activation_checkpointing: bool
     loss: str
     dropout: float
+    foreach: bool = False
+    gradient_as_bucket_view: bool = True
+    set_to_none: bool | None = None
+    attention: str = "flash"
+    compile: bool = False
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Configuration":
-        """Read a row of text, or what `row` gave."""
-        numbers = ("world_size", "micro_batch_size", "seq_len", "grad_accum_steps")
-        values = {name: int(value) if name in numbers else value for name, value in row.items()}
-        values["activation_checkpointing"] = row["activation_checkpointing"] in (
-            "yes",
-            "True",
-            True,
-        )
-        values["dropout"] = float(row["dropout"])
-        return cls(**values)
+    def from_row(cls, row: dict[str, str]) -> "Configuration":
+        """Read a row of text."""
+        parsed = {f.name: _parse(f.type, row[f.name]) for f in fields(cls) if f.name in row}
+        return cls(**parsed)
 
-    def row(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
+    def row(self) -> dict[str, str]:
+        """Return the fields as text."""
+        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
 
     @property
     def tokens(self) -> int:
@@ -74,12 +76,22 @@ class Configuration:
             activation_checkpointing=self.activation_checkpointing,
             loss=cast(Any, self.loss),
             dropout=self.dropout,
+            foreach=self.foreach,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            set_to_none=self.set_to_none,
+            compile=self.compile,
             device=device,
-            attention="math" if device == "cpu" and self.dropout else "flash",
+            attention="math" if device == "cpu" and self.dropout else cast(Any, self.attention),
         )
 
 
+def _parse(kind: Any, text: str) -> Any:
+    if kind in (bool, bool | None):
+        return _TRUTH[text]
+    return kind(text) if kind in (int, float) else text
+
+
 def load(name: str) -> list[Configuration]:
-    """Return the rows of `held_out` or `tuned`."""
+    """Return the rows of one file."""
     with (FOLDER / f"{name}.csv").open() as file:
         return [Configuration.from_row(row) for row in csv.DictReader(file)]

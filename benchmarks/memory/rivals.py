@@ -14,7 +14,7 @@ a, L the sequence, micro-batch, width, heads and layers:
 
 from toolkit.memory.settings import StepSettings
 from toolkit.memory.states import Stage, model_state_bytes
-from toolkit.memory.tensors import model_tensors
+from toolkit.model.tensors import model_tensors
 
 _STAGES: dict[str, Stage] = {"zero1": 1, "zero2": 2, "zero3": 3}
 

@@ -151,13 +151,13 @@ def test_the_chunk_is_the_models() -> None:
 
 
 def test_more_of_anything_takes_more() -> None:
-    for change in ({"micro_batch_size": 2}, {"optimizer": "adamw_foreach", "seq_len": 8}):
+    for change in ({"micro_batch_size": 2}, {"foreach": True, "seq_len": 8}):
         base = {key: value for key, value in change.items() if key == "seq_len"}
         assert estimate_peak(step(**change)).total > estimate_peak(step(**base)).total
 
 
 def test_foreach_adamw_peaks_in_the_optimizer() -> None:
-    peak = estimate_peak(step(optimizer="adamw_foreach", seq_len=8))
+    peak = estimate_peak(step(foreach=True, seq_len=8))
     assert peak.moment == "optimizer step"
     assert peak.parts["optimizer"] == 12 * preset_sizes("gpt2").parameter_count
 

@@ -1,6 +1,8 @@
 import pytest
 
-from toolkit.model.sizes import PRESETS, parameter_count, preset_sizes
+from toolkit.model.gpt2 import GPT2
+from toolkit.model.sizes import PRESETS, ModelSizes, parameter_count, preset_sizes
+from toolkit.model.tensors import model_tensors
 
 
 # Radford et al. 2019 give 117M to 1542M by an older count; these are the released checkpoints'.
@@ -31,3 +33,10 @@ def test_count_tensor_by_tensor():
 
 def test_every_preset_splits_its_width_evenly():
     assert all(shape.n_embd % shape.n_head == 0 for shape in PRESETS.values())
+
+
+def test_the_tensors_are_the_models():
+    sizes = ModelSizes(n_layer=2, n_head=2, n_embd=8, vocab_size=11, block_size=5)
+    shapes = [tuple(parameter.shape) for parameter in GPT2(sizes).parameters()]
+    known = [(t.rows, t.columns) if t.is_matrix else (t.rows,) for t in model_tensors(sizes)]
+    assert known == shapes

@@ -34,13 +34,14 @@ def build_deepspeed_config(
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "zero_optimization": _zero_optimization(strategy, sizes),
+        "zero_optimization": zero_optimization(strategy, sizes),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": None,
     }
 
 
-def _zero_optimization(strategy: Strategy, sizes: ModelSizes) -> dict[str, Any]:
+def zero_optimization(strategy: Strategy, sizes: ModelSizes) -> dict[str, Any]:
+    """Return the section about ZeRO itself; the memory formula reads its sizes here too."""
     bucket = sizes.parameter_count // BUCKETS_PER_MODEL
     block = 12 * sizes.n_embd**2 + 13 * sizes.n_embd
     zero: dict[str, Any] = {

@@ -25,6 +25,7 @@ from itertools import accumulate
 
 from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
+from toolkit.model.tensors import model_tensors
 
 _FP32_BYTES = 4
 
@@ -66,11 +67,9 @@ def _across_the_border(sizes: ModelSizes, world_size: int) -> int:
 
     DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly.
     """
-    d = sizes.n_embd
-    matrices = [sizes.vocab_size * d, sizes.block_size * d]
-    matrices += sizes.n_layer * [3 * d * d, d * d, 4 * d * d, 4 * d * d]
-    vectors = sizes.n_layer * [d, d, 3 * d, d, d, d, 4 * d, d] + [d, d]
-    return sum(_behind(group, sum(group) // world_size) for group in (matrices, vectors))
+    tensors = model_tensors(sizes)
+    groups = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
+    return sum(_behind(group, sum(group) // world_size) for group in groups)
 
 
 def _behind(tensors: list[int], border: int) -> int:

@@ -2,9 +2,12 @@
 
 PyTorch keeps no statistics of CPU memory, but its profiler reports every allocation and free. What
 lay there before is counted once, storage by storage. Left out is what never goes through PyTorch:
-the libraries themselves, gloo's sockets, scratch of compute kernels. Worker threads of gloo free
-their buffers without a report; a block whose free was not seen, and which no tensor holds once the
-step is over, counts only for the moment of its allocation.
+the libraries themselves, gloo's sockets, scratch of compute kernels. Buffers that gloo allocates
+through PyTorch inside a collective are counted apart: its threads come to them when the machine
+lets them, so what lies beside them differs from step to step, and no GPU has them.
+
+Worker threads free without a report; a block whose free was not seen, and which no tensor holds
+once the step is over, counts only for the moment of its allocation.
 """
 
 import gc
@@ -25,15 +28,24 @@ class Block(NamedTuple):
     size: int
     operators: tuple[str, ...]
 
+    @property
+    def is_transport(self) -> bool:
+        """Whether gloo made it for itself, in a collective or in one of its threads.
+
+        What a collective gives back is allocated by its caller.
+        """
+        return any(name.startswith(("c10d::", "gloo:")) for name in self.operators)
+
 
 @dataclass
 class MeasuredPeak:
     """What `measure_peak` saw; filled in when its block ends.
 
     Attributes:
-        bytes: the most that was allocated at one time.
+        bytes: the most that was allocated at one time, gloo's own buffers left out.
         before: what was allocated when it began.
         held: on a CPU, what was allocated inside and held at the peak.
+        transport: on a CPU, the most that gloo held in buffers of its own at one time.
         reserved: on a GPU, the most that PyTorch held of the device, fragments included.
         device_total: on a GPU, what the device reports as used, with context and libraries.
     """
@@ -41,6 +53,7 @@ class MeasuredPeak:
     bytes: int = 0
     before: int = 0
     held: list[Block] = field(default_factory=list)
+    transport: int = 0
     reserved: int | None = None
     device_total: int | None = None
 
@@ -131,21 +144,28 @@ class _Events:
             self.collect(child, operators)
 
     def replay(self, peak: MeasuredPeak, alive: set[int]) -> None:
-        """Find the peak."""
+        """Find the peak, of gloo's own buffers and of all the others."""
         self.events.sort(key=lambda event: event[0])
         unseen = self._unseen_frees(alive)
         held: dict[int, Block] = {}
+        transport: dict[int, int] = {}
         total = peak.bytes = peak.before
         for number, (_, address, size, operators) in enumerate(self.events):
+            block = Block(size, operators)
             if size < 0:
+                transport.pop(address, None)
                 total -= held.pop(address, Block(0, ())).size
-                continue
-            if total + size > peak.bytes:
-                peak.bytes = total + size
-                peak.held = [*held.values(), Block(size, operators)]
-            if number not in unseen:
-                held[address] = Block(size, operators)
-                total += size
+            elif block.is_transport:
+                peak.transport = max(peak.transport, sum(transport.values()) + size)
+                if number not in unseen:
+                    transport[address] = size
+            else:
+                if total + size > peak.bytes:
+                    peak.bytes = total + size
+                    peak.held = [*held.values(), block]
+                if number not in unseen:
+                    held[address] = block
+                    total += size
 
     def _unseen_frees(self, alive: set[int]) -> set[int]:
         """Return the allocations that ended without an event."""

@@ -19,7 +19,7 @@ is 64 N. What is freed on the way is walked too: it decides the peak where littl
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor, block_tensors
+from toolkit.model.tensors import Tensor, block_tensors
 
 GENERATOR_STATE = 5_056
 """Bytes of `torch.get_rng_state()`."""
@@ -119,7 +119,11 @@ class BlockWalk:
         """Allocate gradients and hand each to the engine."""
         for tensor in tensors:
             self.ledger.add("gradients", self.engine.gradient_width(tensor) * tensor.elements)
-            self.engine.gradient(tensor)
+            self.hand_over(tensor)
+
+    def hand_over(self, tensor: Tensor) -> None:
+        """Give a gradient that has been allocated to the engine."""
+        self.engine.gradient(tensor)
 
     def dropout(self, width: int) -> None:
         """A mask is kept: one byte an element on a GPU, one of the input's width on a CPU."""
@@ -206,14 +210,18 @@ class BlockWalk:
 
     def _block_kept(self) -> int:
         """Bytes of one block's own activations, its input and copies of weights left out."""
-        masks = 0
-        if self.settings.dropout:
-            masks = 2 * (1 if self.settings.device == "cuda" else self.c) * self.N
         normed = 2 * self.c * self.N
         inner = (3 + 8) * self.c * self.N
         second = self.r * self.N
         kept = second + 2 * self.stats + normed + inner + self._attention_kept()
-        return kept + masks
+        return kept + self.masks
+
+    @property
+    def masks(self) -> int:
+        """Bytes of the masks of both branches' dropout."""
+        if not self.settings.dropout:
+            return 0
+        return 2 * (1 if self.settings.device == "cuda" else self.c) * self.N
 
     def _cast_down(self) -> None:
         if self.casts:
@@ -249,7 +257,7 @@ class BlockWalk:
             self.ledger.drop("activations", c * weight.elements)
             self.ledger.add("gradients", 4 * weight.elements)
             self.ledger.drop("gradients", c * weight.elements)
-        self.engine.gradient(weight)
+        self.hand_over(weight)
         self.gradients([bias])
         self.engine.leave(module, layer, backward=True)
 

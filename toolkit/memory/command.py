@@ -1,10 +1,10 @@
 """`toolkit estimate`: from options or a run configuration to rows, and their output."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from toolkit.backends.strategies import (
     Strategy,
@@ -33,6 +33,8 @@ class Question:
         world_size: ranks; `single` is one in any case.
         largest: whether to look for the largest micro-batch on `gpu`.
         method: `formula` or `trace`.
+        changes: fields of `StepSettings` that no run configuration has, where they are not to be
+            what the loop does.
     """
 
     config_file: Path | None
@@ -43,6 +45,7 @@ class Question:
     gpu: str | None
     largest: bool
     method: Literal["formula", "trace"]
+    changes: Mapping[str, Any]
     plot: Path | None
     as_json: bool
 
@@ -59,6 +62,11 @@ def estimate(question: Question) -> None:
         raise UsageError(
             f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
             f"--strategies {','.join(TRACED)}"
+        )
+    if question.method == "trace" and question.changes:
+        raise UsageError(
+            f"--method trace runs the loop's own step; {', '.join(question.changes)} cannot be "
+            "changed in it, leave it out or use --method formula"
         )
     if question.largest and not question.gpu:
         raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
@@ -83,7 +91,7 @@ def estimate(question: Question) -> None:
     print_table(rows, gpus, largest)
     print(_checkpoint_line(checkpoint, question.world_size))
     if any(s.compile for s in steps):
-        print("model.compile: fused kernels keep less; read each figure as an upper bound")
+        print(_compile_line(question))
 
 
 def _row(settings: StepSettings, method: str) -> Row:
@@ -97,6 +105,15 @@ def _row(settings: StepSettings, method: str) -> Row:
 def _checkpoint_line(size: int, ranks: int) -> str:
     share = f"; each of {ranks} ranks writes {size / ranks / GIB:.2f} GiB of it, its own share"
     return f"a checkpoint takes {size / GIB:.2f} GiB of disk{share if ranks > 1 else ''}"
+
+
+def _compile_line(question: Question) -> str:
+    if question.method == "trace":
+        return "model.compile: traced without a compiler, which may keep less"
+    return (
+        "model.compile: from what its partitioner may leave out to what blocks keep without it; "
+        "bars, fits and parts are of the upper end"
+    )
 
 
 def _load(question: Question) -> RunConfig:
@@ -141,7 +158,7 @@ def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
             device=question.device,
             accumulation=accumulation,
         )
-        found.append(settings)
+        found.append(replace(settings, **question.changes))
     if not found:
         raise UsageError(
             f"none of {', '.join(question.strategies)} runs on {question.world_size} ranks"

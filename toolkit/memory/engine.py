@@ -2,7 +2,7 @@
 
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor, model_tensors
+from toolkit.model.tensors import Tensor, model_tensors
 
 
 class EngineWalk:
@@ -19,6 +19,7 @@ class EngineWalk:
         self.ledger = ledger
         self.tensors = model_tensors(settings.sizes)
         self.parameters = settings.sizes.parameter_count
+        self.keeps_gradients = not settings.frees_gradients
         self.micro_step = 0
         self.is_last = False
 
@@ -26,6 +27,8 @@ class EngineWalk:
         """Allocate what lies between two steps: 4 bytes a parameter, and 8 more of moments."""
         self.ledger.add("parameters", 4 * self.parameters)
         self.ledger.add("optimizer", self.moments(self.parameters))
+        if self.keeps_gradients:
+            self.ledger.add("gradients", 4 * self.parameters)
 
     def moments(self, elements: int) -> int:
         """Bytes of AdamW's two fp32 moments; SGD here has no momentum."""
@@ -49,7 +52,7 @@ class EngineWalk:
 
         Autograd's first gradient becomes `.grad`; later ones are added in place.
         """
-        if self.micro_step:
+        if self.micro_step or self.keeps_gradients:
             self.ledger.drop("gradients", self.gradient_width(tensor) * tensor.elements)
 
     def gradient_width(self, tensor: Tensor) -> int:
@@ -63,7 +66,8 @@ class EngineWalk:
         """Update and clear. The fused AdamW kernel and clipping work in place."""
         self.ledger.at("optimizer step")
         self.update(self.tensors, [tensor.elements for tensor in self.tensors])
-        self.ledger.drop("gradients", 4 * self.parameters)
+        if not self.keeps_gradients:
+            self.ledger.drop("gradients", 4 * self.parameters)
 
     def update(self, tensors: list[Tensor], elements: list[int]) -> None:
         """Walk the optimizer's own temporaries.
@@ -72,9 +76,10 @@ class EngineWalk:
         adds weight decay into a new tensor: one matrix at a time, on a GPU all of them (`foreach`
         is PyTorch's default there).
         """
-        if self.settings.optimizer == "adamw_foreach":
+        settings = self.settings
+        if settings.optimizer == "adamw" and settings.foreach:
             self.ledger.touch("optimizer", 4 * sum(elements))
-        if self.settings.optimizer == "sgd":
+        if settings.optimizer == "sgd":
             decayed = [n for t, n in zip(tensors, elements, strict=True) if t.is_matrix]
-            at_once = sum if self.settings.device == "cuda" else max
+            at_once = sum if settings.foreach or settings.device == "cuda" else max
             self.ledger.touch("optimizer", 4 * at_once(decayed))

@@ -1,5 +1,7 @@
 """The closed-form estimate: one steady optimizer step walked in program order."""
 
+from dataclasses import replace
+
 from toolkit.memory.ddp_walk import DdpWalk
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.fsdp2_walk import Fsdp2Walk
@@ -31,8 +33,14 @@ def walk_step(settings: StepSettings) -> Ledger:
 
 
 def estimate_peak(settings: StepSettings) -> Peak:
-    """Return the peak of allocated bytes on one rank, with its parts and where it falls."""
-    return walk_step(settings).peak()
+    """Return the peak of allocated bytes on one rank, with its parts and where it falls.
+
+    With torch.compile it is the upper end of a range, whose lower end stands beside it.
+    """
+    peak = walk_step(settings).peak()
+    if not settings.compile:
+        return peak
+    return replace(peak, least=walk_step(replace(settings, least_kept=True)).peak().total)
 
 
 def build_engine_walk(settings: StepSettings, ledger: Ledger) -> EngineWalk:

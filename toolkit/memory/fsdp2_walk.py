@@ -8,6 +8,7 @@ and S shards, c bytes per element computed with:
     to gather                 c s of low-precision slices, c S s of buffer, c p of parameters; the
                               buffer is kept until the next group has been copied out of its own
     backward                  the next block's buffer, prefetched; c p of gradients
+    to gather, S = 1          c s of low-precision slices, tensor by tensor; c p of parameters
     to reduce                 4 S s of input, kept until the next group reduces; 4 s of output
     hybrid, A > 1, sharded    4 s of every group, all-reduced, to the end of the backward pass
     without reduction         4 p of gradients, however many ranks there are
@@ -15,14 +16,17 @@ and S shards, c bytes per element computed with:
 `fsdp2_no_reshard` keeps c p of every group from the forward to the backward pass. Where it does
 not reduce (replicated) nothing is given back before the last micro-step, so every group is gathered
 once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
-
-Gloo, on a CPU, gathers through one more buffer of the same size and scatters by reducing a copy.
 """
 
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor, block_tensors, root_tensors
+from toolkit.model.tensors import Tensor, block_tensors, root_tensors
+
+
+def slice_of(tensor: Tensor, shards: int) -> int:
+    """Return the elements of the largest slice of dimension 0; all slices are padded to it."""
+    return -(-tensor.rows // shards) * tensor.columns
 
 
 class Group:
@@ -31,7 +35,7 @@ class Group:
     def __init__(self, tensors: list[Tensor], shards: int) -> None:
         self.tensors = tensors
         self.elements = sum(tensor.elements for tensor in tensors)
-        self.shard = sum(tensor.shard(shards) for tensor in tensors)
+        self.shard = sum(slice_of(tensor, shards) for tensor in tensors)
         self.gathered = self.shard * shards
         self.largest = max(tensor.elements for tensor in tensors)
 
@@ -47,8 +51,7 @@ class Fsdp2Walk(EngineWalk):
         self.root = Group(root_tensors(sizes), shards)
         self.sharded = sizes.n_layer * self.block.shard + self.root.shard
         self.on_cpu = settings.device == "cpu"
-        # One shard needs no gathering and no reduction.
-        self.communicates = shards > 1
+        self.gathers = shards > 1
         self.gathers_again = settings.strategy != "fsdp2_no_reshard"
         self.stays_gathered = not self.gathers_again and settings.accumulation == "replicated"
         self.gather_buffers: list[int] = []
@@ -59,6 +62,8 @@ class Fsdp2Walk(EngineWalk):
         """Allocate the slices and their moments."""
         self.ledger.add("parameters", 4 * self.sharded)
         self.ledger.add("optimizer", self.moments(self.sharded))
+        if self.keeps_gradients:
+            self.ledger.add("gradients", 4 * self.sharded)
 
     @property
     def reduces(self) -> bool:
@@ -122,26 +127,41 @@ class Fsdp2Walk(EngineWalk):
         """Update the slices."""
         self.ledger.at("optimizer step")
         shards = self.settings.shards
-        self.update(self.tensors, [tensor.shard(shards) for tensor in self.tensors])
-        self.ledger.drop("gradients", 4 * self.sharded)
+        self.update(self.tensors, [slice_of(tensor, shards) for tensor in self.tensors])
+        if not self.keeps_gradients:
+            self.ledger.drop("gradients", 4 * self.sharded)
 
     def _gather(self, group: Group) -> None:
+        if not self.gathers:
+            return
         cast = self.c * group.shard if self.c == 2 else 0
         size = self.c * group.gathered
         self.ledger.add("communication", cast)
         self.ledger.add("communication", size)
-        if self.on_cpu and self.communicates:
-            self.ledger.touch("communication", size)
         self.ledger.drop("communication", cast)
         self.gather_buffers.append(size)
 
     def _copy_out(self, group: Group, *, backward: bool) -> None:
         """Free every buffer but, in the forward pass, the one just copied out of."""
+        if not self.gathers:
+            self._copy_alone(group)
+            return
         self.ledger.add("parameters", self.c * group.elements)
         kept = self.gather_buffers[len(self.gather_buffers) - (not backward) :]
         self._free_gather_buffers()
         self.ledger.add("communication", sum(kept))
         self.gather_buffers = kept
+
+    def _copy_alone(self, group: Group) -> None:
+        """One rank copies its tensors one by one, each cast first; a cast lives until the next."""
+        earlier = 0
+        for tensor in group.tensors:
+            cast = self.c * tensor.elements if self.c == 2 else 0
+            self.ledger.add("communication", cast)
+            self.ledger.drop("communication", earlier)
+            self.ledger.add("parameters", self.c * tensor.elements)
+            earlier = cast
+        self.ledger.drop("communication", earlier)
 
     def _free_gather_buffers(self) -> None:
         self.ledger.drop("communication", sum(self.gather_buffers))
@@ -181,14 +201,20 @@ class Fsdp2Walk(EngineWalk):
             ledger.touch("communication", held * group.largest)
         ledger.drop("gradients", held * group.elements)
         ledger.add("gradients", 4 * group.shard)
-        if self.on_cpu and self.communicates:
-            ledger.touch("communication", size)
-        if self.micro_step and self.settings.accumulation == "sharded":
+        if self.micro_step and self.settings.accumulation == "deferred":
+            # The earlier micro-steps' sum, or what has been added to it.
+            ledger.drop("gradients", 4 * group.shard)
+        if self._adds_to_gradient:
             # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
             # tensor of every group to the end of the backward pass.
             ledger.drop("gradients", 4 * group.shard)
             if self.settings.replicas > 1:
                 ledger.add("communication", 4 * group.shard)
                 self.all_reduced += 4 * group.shard
-        elif self.micro_step and self.settings.accumulation == "deferred":
-            ledger.drop("gradients", 4 * group.shard)
+
+    @property
+    def _adds_to_gradient(self) -> bool:
+        """Whether the slice has a gradient already when a reduced one comes."""
+        if self.settings.accumulation == "sharded":
+            return self.keeps_gradients or self.micro_step > 0
+        return self.keeps_gradients and self.is_last

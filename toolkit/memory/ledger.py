@@ -20,11 +20,13 @@ class Peak:
     Attributes:
         parts: bytes by part; they sum to `total`.
         moment: where in the step it falls.
+        least: the lower end of a range of which `total` is the upper one; else the same.
     """
 
     parts: dict[Part, int]
     total: int
     moment: Moment
+    least: int
 
 
 class Ledger:
@@ -71,4 +73,4 @@ class Ledger:
         parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
         for size, part in self.events[: event + 1]:
             parts[part] += size
-        return Peak(parts, highest, self.moment_of(event))
+        return Peak(parts, highest, self.moment_of(event), least=highest)

@@ -1,11 +1,12 @@
 """Forward and backward of the model: embeddings, blocks, head and loss."""
 
 from toolkit.memory.block_walk import BlockWalk
+from toolkit.memory.compiled_walk import CompiledBlockWalk
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.loss_walk import LossWalk
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import root_tensors
+from toolkit.model.tensors import root_tensors
 
 
 class ModelWalk:
@@ -20,7 +21,8 @@ class ModelWalk:
         self.positions = self.r * settings.seq_len * settings.sizes.n_embd
         self.wte, self.wpe, *self.last_norm = root_tensors(settings.sizes)
         self.layers = range(settings.sizes.n_layer)
-        self.block = BlockWalk(settings, ledger, engine)
+        block_walk = CompiledBlockWalk if settings.compile else BlockWalk
+        self.block = block_walk(settings, ledger, engine)
         self.loss = LossWalk(settings, ledger)
 
     def forward(self) -> None:

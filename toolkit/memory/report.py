@@ -16,7 +16,8 @@ MAX_MICRO_BATCH = 2**16
 class Row:
     """One strategy and mode: its settings and what they need.
 
-    `method` says how that is known; only the formula knows the moment.
+    `method` says how that is known; only the formula knows the moment, and a range: `least` is its
+    lower end, `peak` and its parts the upper one, by which is judged what fits.
     """
 
     settings: StepSettings
@@ -24,6 +25,14 @@ class Row:
     peak: int
     moment: Moment | None
     method: str = "formula"
+    least: int | None = None
+
+    @property
+    def gib(self) -> str:
+        """The peak or its range in GiB."""
+        if self.least in (None, self.peak):
+            return f"{self.peak / GIB:.2f}"
+        return f"{self.least / GIB:.2f} - {self.peak / GIB:.2f}"
 
     def as_json(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
         """Return the row with the names that scripts rely on."""
@@ -39,6 +48,7 @@ class Row:
             "activation_checkpointing": settings.activation_checkpointing,
             "method": self.method,
             "bytes": {**self.parts, "peak": self.peak},
+            "lowest_peak": self.peak if self.least is None else self.least,
             "moment": self.moment,
             "fits": {gpu.name: gpu.holds(self.peak) for gpu in gpus},
         }
@@ -47,7 +57,7 @@ class Row:
 def estimate_row(settings: StepSettings) -> Row:
     """Return the closed-form row."""
     peak = estimate_peak(settings)
-    return Row(settings, peak.parts, peak.total, peak.moment)
+    return Row(settings, peak.parts, peak.total, peak.moment, least=peak.least)
 
 
 def max_micro_batch(settings: StepSettings, gpu: Gpu) -> int:
@@ -112,7 +122,7 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu], largest: Sequence[int 
         for part in PARTS:
             bar.append(_LETTERS[part] * round(28 * row.parts[part] / highest), colours[part])
         settings = row.settings
-        cells: list[Any] = [settings.strategy, settings.accumulation, f"{row.peak / GIB:.2f}"]
+        cells: list[Any] = [settings.strategy, settings.accumulation, row.gib]
         cells += [row.moment or "", bar, _fits(row.peak, gpus)]
         table.add_row(*cells, *([str(size)] if size is not None else []))
     console = Console(width=None if Console().is_terminal else 110, highlight=False)

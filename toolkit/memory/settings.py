@@ -11,8 +11,6 @@ from toolkit.model.sizes import ModelSizes
 
 Device = Literal["cuda", "cpu"]
 Attention = Literal["flash", "math"]
-OptimizerKind = Literal["adamw", "adamw_foreach", "sgd"]
-
 MAX_PARAMETERS = 10**12
 
 
@@ -25,12 +23,17 @@ class StepSettings:
         micro_batch_size: sequences per rank and micro-step.
         seq_len: tokens per sequence.
         grad_accum_steps: micro-steps per optimizer step.
-        optimizer: `adamw` is the fused kernel, which works in place; `adamw_foreach` holds one
-            fp32 temporary of all that it updates.
-        device: what the step runs on: kernels, autocast rules and collectives differ.
+        foreach: the optimizer's `foreach` kernels, which hold one fp32 temporary of all that they
+            update, instead of AdamW's fused one, which works in place.
+        compile: each block is compiled; what is kept of its activations is then a range.
+        least_kept: with `compile`, the lower end of that range instead of the upper one.
+        device: what the step runs on: kernels and autocast rules differ.
         attention: `flash` never holds the [T, T] weights, `math` does.
         gradient_as_bucket_view: DDP's gradients live in its buckets.
-        offload_optimizer: ZeRO's masters and moments live in host memory.
+        set_to_none: gradients are freed between steps, not zeroed; None as the loop does it, which
+            zeroes DDP's alone. DeepSpeed frees its own in any case.
+        offload_optimizer: ZeRO's masters and moments live in host memory. Read from DeepSpeed's
+            source; the loop has no such run, so it has not been measured.
     """
 
     sizes: ModelSizes
@@ -42,14 +45,17 @@ class StepSettings:
     seq_len: int = 1024
     grad_accum_steps: int = 1
     precision: Precision = "bf16"
-    optimizer: OptimizerKind = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    foreach: bool = False
     activation_checkpointing: bool = False
     loss: Literal["plain", "chunked"] = "plain"
     dropout: float = 0.0
     compile: bool = False
+    least_kept: bool = False
     device: Device = "cuda"
     attention: Attention = "flash"
     gradient_as_bucket_view: bool = True
+    set_to_none: bool | None = None
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
@@ -78,6 +84,11 @@ class StepSettings:
             raise UsageError(
                 f"{self.replicas} replica groups do not divide world_size {self.world_size}"
             )
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Whether gradients are freed between steps."""
+        return self.strategy != "ddp" if self.set_to_none is None else self.set_to_none
 
     @property
     def shards(self) -> int:

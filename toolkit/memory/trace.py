@@ -137,7 +137,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         _autocast(model, settings)
     else:
         _shard(model, settings, mesh)
-    config = OptimizerConfig.model_validate({"name": settings.optimizer.partition("_")[0]})
+    config = OptimizerConfig.model_validate({"name": settings.optimizer})
     launched = Launched(
         strategy=settings.strategy,
         rank=0,

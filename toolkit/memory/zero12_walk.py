@@ -2,8 +2,8 @@
 
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor
 from toolkit.memory.zero_walk import ZeroWalk
+from toolkit.model.tensors import Tensor
 
 
 class Zero1Bf16Walk(ZeroWalk):
@@ -24,7 +24,6 @@ class Zero1Bf16Walk(ZeroWalk):
         self.ledger.at("optimizer step")
         self.ledger.touch("communication", 4 * min(self.parameters, 500_000_000))
         self._update_owned()
-        self._gather_updated()
         self.ledger.drop("gradients", self.c * self.parameters)
 
 
@@ -150,7 +149,6 @@ class Zero12Walk(ZeroWalk):
         if self.c == 4:
             self.ledger.touch("gradients", 4 * self.owned)
         self.ledger.drop("gradients", self.sums)
-        self._gather_updated()
 
 
 def whole_tensors(tensors: list[Tensor], ranks: int) -> list[int]:

@@ -15,11 +15,11 @@ from `toolkit.backends.deepspeed_config`. With `offload_optimizer` masters, mome
 gradients are host memory.
 """
 
-from toolkit.backends.deepspeed_config import BUCKETS_PER_MODEL
+from toolkit.backends.deepspeed_config import zero_optimization
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
-from toolkit.memory.tensors import Tensor
+from toolkit.model.tensors import Tensor
 
 
 class ZeroWalk(EngineWalk):
@@ -29,11 +29,11 @@ class ZeroWalk(EngineWalk):
         super().__init__(settings, ledger)
         self.c = settings.width
         self.owned = -(-self.parameters // settings.world_size)
-        self.bucket = self.parameters // BUCKETS_PER_MODEL
+        self.zero = zero_optimization(settings.strategy, settings.sizes)
+        self.bucket: int = self.zero["reduce_bucket_size"]
         self.largest = max(tensor.elements for tensor in self.tensors)
         self.replicated = settings.accumulation == "replicated"
         self.coalesces = self.replicated and settings.strategy != "zero1"
-        self.on_cpu = settings.device == "cpu"
         self.pending = 0
 
     def start(self) -> None:
@@ -70,8 +70,3 @@ class ZeroWalk(EngineWalk):
         """Elements of this rank's part of the matrices or of the vectors."""
         group = sum(tensor.elements for tensor in self.tensors if tensor.is_matrix == is_matrix)
         return -(-group // self.settings.world_size)
-
-    def _gather_updated(self) -> None:
-        """Gloo gathers through a buffer of its own."""
-        if self.on_cpu:
-            self.ledger.touch("communication", self.c * self.parameters)

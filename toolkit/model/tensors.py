@@ -1,4 +1,4 @@
-"""The trainable tensors of GPT-2 with their shapes, as the formulas need them."""
+"""The trainable tensors of GPT-2 with their shapes, for formulas that must not import torch."""
 
 from typing import NamedTuple
 
@@ -18,10 +18,6 @@ class Tensor(NamedTuple):
     def elements(self) -> int:
         """Number of elements."""
         return self.rows * self.columns
-
-    def shard(self, shards: int) -> int:
-        """Elements of the largest slice of dimension 0; all slices are padded to it."""
-        return -(-self.rows // shards) * self.columns
 
 
 def linear(module: str, layer: int, inputs: int, outputs: int) -> list[Tensor]:

@@ -1,0 +1,292 @@
+"""What DeepSpeed 0.19.8's stage 3 gathers ahead, and when it gives it back.
+
+DeepSpeed records the modules of one forward and backward pass, and from the next pass on looks
+ahead in that record (`runtime/zero/partitioned_param_coordinator.py`). At each visit of a module,
+of containers and dropout too,
+
+    fetch      its own parameters are gathered if they are not there, and waited for
+    prefetch   those of the modules to come are gathered, until they exceed the prefetch bucket
+               or what may live at one time, the last one wholly
+    release    when it has computed, its parameters are given back, unless they come again within
+               the reuse distance, or a prefetch has passed over them since they were there
+
+all of which follows from the sizes alone. A parameter gathered by itself arrives in its own
+storage, padded to equal slices; several at once arrive in one flat buffer, are copied out of it
+when the first is needed, and the buffer stays until the last one is. One rank gathers nothing.
+
+Small parameters (`persistent`) are there between the steps, but not yet in the first one. What was
+released at a place in the record is decided there once for the whole run (`functools.lru_cache`);
+with several micro-steps that is the second pass of the first step.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from toolkit.memory.ledger import Ledger
+from toolkit.model.sizes import ModelSizes
+from toolkit.model.tensors import Tensor, block_tensors, root_tensors
+
+Key = tuple[str, int, bool]
+"""Module, layer, and whether it is the backward pass, as the walk names them."""
+
+WTE, WPE = 0, 1
+"""The first two parameters of the model."""
+EMBEDDINGS_BACKWARD: tuple[Key, Key] = (("wte", -1, True), ("wpe", -1, True))
+
+
+class Visit(NamedTuple):
+    """One entry of the record: parameters by number; `key` is None where the walk does not stop."""
+
+    key: Key | None
+    parameters: tuple[int, ...]
+
+
+class Flat:
+    """What several parameters have been gathered into."""
+
+    def __init__(self, size: int, waiting: list[int]) -> None:
+        self.size = size
+        self.waiting = set(waiting)
+        self.copied = False
+
+
+class Coordinator:
+    """Gathers and releases along the record, and writes both down in a ledger.
+
+    Args:
+        zero: DeepSpeed's `zero_optimization`, sizes in elements.
+        shards: ranks that each parameter is cut over.
+        width: bytes per element.
+        recomputes: whether activations are checkpointed.
+        decided: what is released at a place in the record, where that has been decided before.
+    """
+
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        ledger: Ledger,
+        zero: dict[str, Any],
+        *,
+        shards: int,
+        width: int,
+        recomputes: bool,
+        decided: dict[int, set[int]],
+    ) -> None:
+        self.ledger = ledger
+        self.shards = shards
+        self.width = width
+        self.decided = decided
+        self.elements, self.record = record_of(sizes, recomputes=recomputes)
+        most = zero["stage3_param_persistence_threshold"]
+        self.persistent = [p for p, elements in enumerate(self.elements) if elements <= most]
+        self.bucket: int = zero["stage3_prefetch_bucket_size"]
+        self.most_live: int = zero["stage3_max_live_parameters"]
+        self.reuse_distance: int = zero["stage3_max_reuse_distance"]
+        self.held: dict[int, int] = {}
+        self.in_flight: dict[int, Flat] = {}
+        self.start_pass()
+
+    def start_pass(self) -> None:
+        """Go back to the start of the record; what was prefetched and not used is given back."""
+        for parameter in list(self.in_flight):
+            self._wait(parameter)
+            self._give_back(parameter)
+        self.position = 0
+        self.live = 0
+        self.queue = deque(
+            (parameter, position)
+            for position, visit in enumerate(self.record)
+            for parameter in visit.parameters
+        )
+        self.fetched_for: dict[int, int] = {}
+
+    def enter(self, key: Key) -> None:
+        """Visit all modules up to this one."""
+        while True:
+            visit = self.record[self.position]
+            self._fetch(visit.parameters)
+            self.position += 1
+            if visit.key == key:
+                return
+
+    def leave(self) -> None:
+        """Release the parameters of the module that was entered last.
+
+        The embeddings' inputs have no gradient; theirs are released after the backward pass.
+        """
+        visit = self.record[self.position - 1]
+        if visit.key in EMBEDDINGS_BACKWARD:
+            return
+        if self.position not in self.decided:
+            self.decided[self.position] = self._to_release(visit.parameters)
+        self._give_back_all(self.decided[self.position])
+
+    def end_pass(self) -> None:
+        """Release the embeddings."""
+        self._give_back_all({WTE, WPE} - set(self.persistent))
+
+    def partition(self) -> None:
+        """Give back everything, as the optimizer step does first."""
+        for parameter in list(self.in_flight):
+            self._wait(parameter)
+        self._give_back_all(list(self.held))
+
+    def gather_persistent(self) -> None:
+        """Gather the small parameters, as the optimizer step does last."""
+        for parameter in self.persistent:
+            self._hold(parameter, self._padded(parameter))
+
+    def rehearse(self) -> None:
+        """Go through the whole record once."""
+        for visit in self.record:
+            if visit.key is not None:
+                self.enter(visit.key)
+                self.leave()
+
+    def _fetch(self, parameters: tuple[int, ...]) -> None:
+        if missing := [p for p in parameters if not self._is_there(p)]:
+            self._gather(missing)
+        for parameter in parameters:
+            self._wait(parameter)
+        for _ in [p for p in parameters if self.fetched_for.get(p, -1) < self.position]:
+            parameter, used_at = self.queue.popleft()
+            self.fetched_for[parameter] = used_at
+        most = min(self.most_live - self.live, self.bucket)
+        if most > 0:
+            self._prefetch(most)
+
+    def _prefetch(self, most: int) -> None:
+        chosen: list[int] = []
+        size = 0
+        while self.queue and size < most:
+            parameter, used_at = self.queue.popleft()
+            self.fetched_for[parameter] = max(self.fetched_for.get(parameter, -1), used_at)
+            if not self._is_there(parameter) and parameter not in chosen:
+                chosen.append(parameter)
+                size += self.elements[parameter]
+        if chosen:
+            self._gather(chosen)
+
+    def _is_there(self, parameter: int) -> bool:
+        return parameter in self.in_flight or parameter in self.held
+
+    def _gather(self, parameters: list[int]) -> None:
+        self.live += sum(self.elements[p] for p in parameters)
+        sizes = [self._padded(p) for p in parameters]
+        if len(parameters) == 1:
+            self._hold(parameters[0], sizes[0])
+            return
+        flat = Flat(sum(sizes), parameters)
+        self.ledger.add("communication", flat.size)
+        self.in_flight |= dict.fromkeys(parameters, flat)
+
+    def _padded(self, parameter: int) -> int:
+        if self.shards == 1:
+            return 0
+        return self.width * -(-self.elements[parameter] // self.shards) * self.shards
+
+    def _hold(self, parameter: int, size: int) -> None:
+        self.held[parameter] = size
+        self.ledger.add("parameters", size)
+
+    def _wait(self, parameter: int) -> None:
+        flat = self.in_flight.pop(parameter, None)
+        if flat is None:
+            return
+        if not flat.copied:
+            for other in sorted(flat.waiting):
+                self._hold(other, self.width * self.elements[other] if self.shards > 1 else 0)
+            flat.copied = True
+        flat.waiting.remove(parameter)
+        if not flat.waiting:
+            self.ledger.drop("communication", flat.size)
+
+    def _give_back_all(self, parameters: Iterable[int]) -> None:
+        for parameter in self.held.keys() & set(parameters):
+            self._give_back(parameter)
+
+    def _give_back(self, parameter: int) -> None:
+        self.ledger.drop("parameters", self.held.pop(parameter))
+        self.live -= self.elements[parameter]
+
+    def _to_release(self, parameters: tuple[int, ...]) -> set[int]:
+        position = self.position
+        gathered = set(parameters).difference(self.persistent)
+        done = {p for p in gathered if self.fetched_for[p] <= position}
+        passed = 0
+        while done and passed < self.reuse_distance and position < len(self.record):
+            for parameter in self.record[position].parameters:
+                done.discard(parameter)
+                passed += self.elements[parameter]
+            position += 1
+        return done
+
+
+def record_of(sizes: ModelSizes, *, recomputes: bool) -> tuple[list[int], list[Visit]]:
+    """Return each parameter's elements, and the record of one pass forward and backward."""
+    wte, wpe, *last_norm = root_tensors(sizes)
+    tensors: list[Tensor] = [wte, wpe]
+    record = [_silent(), _silent(), Visit(("wte", -1, False), (WTE,))]
+    record += [Visit(("wpe", -1, False), (WPE,)), _silent()]
+    blocks = []
+    for layer in range(sizes.n_layer):
+        first = len(tensors)
+        tensors += block_tensors(layer, sizes.n_embd)
+        blocks.append(_Block(layer, first))
+        record += blocks[-1].forward()
+    norm = (len(tensors), len(tensors) + 1)
+    tensors += last_norm
+    record += [Visit(("ln_f", -1, False), norm), Visit(("lm_head", -1, False), (WTE,))]
+    record += [_silent(), Visit(("lm_head", -1, True), (WTE,)), _silent()]
+    record.append(Visit(("ln_f", -1, True), norm))
+    for block in reversed(blocks):
+        record += block.recompute_and_backward() if recomputes else block.backward()
+    record += [_silent(), Visit(("wpe", -1, True), (WPE,)), Visit(("wte", -1, True), (WTE,))]
+    return [tensor.elements for tensor in tensors], record
+
+
+def _silent() -> Visit:
+    """A container, an activation function or a dropout: no parameters, but a chance to prefetch."""
+    return Visit(None, ())
+
+
+class _Block:
+    """The visits of one block; its parameters are numbered from `first`, in the model's order."""
+
+    def __init__(self, layer: int, first: int) -> None:
+        names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        pairs = {name: (first + 2 * i, first + 2 * i + 1) for i, name in enumerate(names)}
+        self.there = {name: Visit((name, layer, False), pair) for name, pair in pairs.items()}
+        self.back = {name: Visit((name, layer, True), pair) for name, pair in pairs.items()}
+
+    def forward(self) -> list[Visit]:
+        """Visit block, norm, attention, its parts and dropout, norm, MLP, its parts and dropout."""
+        there = self.there
+        return [
+            *(_silent(), there["ln_1"], _silent(), there["attn.c_attn"], there["attn.c_proj"]),
+            *(_silent(), there["ln_2"], _silent(), there["mlp.c_fc"], _silent()),
+            *(there["mlp.c_proj"], _silent()),
+        ]
+
+    def backward(self) -> list[Visit]:
+        """The same the other way round; containers come before their parts here too."""
+        back = self.back
+        return [*(_silent(), _silent(), _silent(), back["mlp.c_proj"]), *self._after_last_product()]
+
+    def recompute_and_backward(self) -> list[Visit]:
+        """Recomputation begins below the last product and ends with entering it again."""
+        product = self.back["mlp.c_proj"]
+        return [
+            *(_silent(), _silent(), _silent(), Visit(None, product.parameters)),
+            *self.forward()[:-2],
+            product,
+            *self._after_last_product(),
+        ]
+
+    def _after_last_product(self) -> list[Visit]:
+        back = self.back
+        return [
+            *(_silent(), back["mlp.c_fc"], back["ln_2"], _silent(), _silent()),
+            *(back["attn.c_proj"], back["attn.c_attn"], back["ln_1"]),
+        ]
