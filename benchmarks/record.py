@@ -73,6 +73,11 @@ class Arm(_Model):
         return self.tokens_per_micro_step * self.grad_accum_steps * self.world_size
 
     @property
+    def setting(self) -> dict[str, Any]:
+        """Everything but strategy and mode: what arms that are compared have in common."""
+        return self.model_dump(exclude={"strategy", "accumulation"})
+
+    @property
     def label(self) -> str:
         """A line for people: `ddp sharded, A 4, 1 x 64 tokens, 2 ranks, fp32, 100 Mbit/s`."""
         words = [
