@@ -6,6 +6,7 @@ measured takes no processor time. The driver going away ends it.
 """
 
 import os
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -42,6 +43,8 @@ from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.verify.arm import watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
 
+FIRST_TOKENS = 256
+"""Of each sequence in the first step, which the reference computes in fp64 on one rank."""
 LR = 1e-4
 GRAD_CLIP = 1.0
 MOST_OVERFLOWS = 20
@@ -81,10 +84,12 @@ class ArmRun:
         first = build_batches(arm, micro_batch_size=1, rank=launched.rank, shards=order.shards)
         self.reference = None
         if launched.rank == 0:
-            whole = on_device([first.dataset.sequences(first.ids(0))], device)
-            self.reference = reference_step(arm, *whole[0])
+            inputs, targets = _shorten(on_device([first.dataset.sequences(first.ids(0))], device))[
+                0
+            ]
+            self.reference = reference_step(arm, inputs, targets)
         self.engine = _build_engine(arm, launched)
-        self.first_batch = on_device(first.micro_batches(0), device)
+        self.first_batch = _shorten(on_device(first.micro_batches(0), device))
         self.batches = build_batches(
             arm, micro_batch_size=arm.micro_batch_size, rank=launched.rank, shards=order.shards
         )
@@ -101,11 +106,10 @@ class ArmRun:
             DisagreementError: says what is not as it should be.
         """
         agreement = self._first_step()
-        # Engines settle their buckets after the first.
-        self._step()
-        with watch_held_gradients(self.engine) as held, CollectiveCounter() as counter:
-            self._step()
+        # The second holds most: what engines set up again after the first lies beside the rest.
         with measure_peak(self.engine.device) as peak:
+            self._step()
+        with watch_held_gradients(self.engine) as held, CollectiveCounter() as counter:
             self._step()
         fullest = self.engine.max_over_ranks(torch.tensor(peak.bytes, device=self.engine.device))
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
@@ -173,7 +177,7 @@ class ArmRun:
             torch.cuda.synchronize(self.engine.device)
 
     def _first_step(self) -> Agreement | None:
-        """Train once from micro-batches of one sequence each, as the reference does.
+        """Train once from micro-batches of one short sequence each, as the reference does.
 
         Raises:
             DisagreementError: loss or gradient norm are further away than rounding explains.
@@ -183,9 +187,19 @@ class ArmRun:
             if self.arm.precision != "fp16" or not self.engine.step_was_skipped:
                 break
         self.first_batch = []
+        if self.arm.compile:
+            # Having seen two shapes, it would compile for any, which is slower than for one.
+            torch._dynamo.reset()
         if self.reference is None:
             return None
         return agree(result, self.reference)
+
+
+def _shorten(batches: list[MicroBatch]) -> list[MicroBatch]:
+    return [
+        (inputs[:, :FIRST_TOKENS].contiguous(), targets[:, :FIRST_TOKENS].contiguous())
+        for inputs, targets in batches
+    ]
 
 
 def agree(result: StepResult, reference: tuple[float, float, float]) -> Agreement:
@@ -297,7 +311,8 @@ def main(order_file: Path) -> None:
         try:
             serve(order, driver)
         except (EOFError, BrokenPipeError):
-            sys.exit("error: the driver is gone")
+            # The driver is gone, and nobody else is left to clear up after it.
+            shutil.rmtree(order_file.parent, ignore_errors=True)
         except Exception as error:
             with suppress(OSError):
                 driver.send((_sentence(error), None))

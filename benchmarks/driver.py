@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.arm import Order
 from benchmarks.axes import Sweep
-from benchmarks.fitting import estimate_bytes
+from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
 from benchmarks.group import ArmError, Group, start_group
 from benchmarks.links import Link, linked
 from benchmarks.machine import (
@@ -43,6 +43,22 @@ class Driver:
     name: str | None
     sweep: Sweep
     machine: Machine
+
+    def measure_all(self, missing: Mapping[Arm, Sequence[int]]) -> Iterator[Record]:
+        """Yield a record for each repeat that is missing of an arm, and for each arm without any.
+
+        Args:
+            missing: arms, and which repeats of each.
+        """
+        fitting = []
+        for arm in missing:
+            reason = reason_to_skip(arm, self.machine)
+            if reason is None:
+                fitting.append(arm)
+            else:
+                yield Record(**self._heading(arm), skipped=reason)
+        for batch in batches(fitting, self.machine, alive=self.sweep.alive):
+            yield from self.measure({arm: missing[arm] for arm in batch})
 
     def measure(self, batch: Mapping[Arm, Sequence[int]]) -> Iterator[Record]:
         """Yield a record of each repeat as it is done, or one that says how an arm failed.
@@ -125,10 +141,6 @@ class Driver:
         """End a group that failed, lest it runs on beside the others; return its record."""
         group.close(grace_s=0.0)
         return Record(**self._heading(group.arm), error=str(error))
-
-    def skipped(self, arm: Arm, reason: str) -> Record:
-        """Return the record of an arm that was not tried."""
-        return Record(**self._heading(arm), skipped=reason)
 
     def _heading(self, arm: Arm) -> dict[str, Any]:
         environment = describe_environment(self.machine.name, threads=self.sweep.threads)

@@ -7,16 +7,17 @@ an arm that failed or was skipped. What cannot fit by the memory estimate is ski
 fails is a record with its error, and the others go on.
 """
 
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from benchmarks.axes import SWEEPS, Sweep, load_sweep
 from benchmarks.record import Arm, Record, append_record, read_records
-from toolkit.errors import ToolkitError, UsageError
+from toolkit.errors import Preempted, ToolkitError, UsageError
 from toolkit.strict_yaml import dump_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -47,7 +48,6 @@ def carry_out(name: str | None, sweep: Sweep, out: Path, *, retry_failed: bool =
     """
     # These load torch, which the command's help need not wait for.
     from benchmarks.driver import Driver
-    from benchmarks.fitting import batches, reason_to_skip
     from benchmarks.machine import find_machine
     from benchmarks.progress import SweepProgress
     from toolkit.training.run_folder import sole_user
@@ -64,21 +64,9 @@ def carry_out(name: str | None, sweep: Sweep, out: Path, *, retry_failed: bool =
         driver = Driver(name, sweep, find_machine())
         (out / "sweep.yaml").write_text(dump_yaml(sweep.model_dump(mode="json")))
         with SweepProgress({arm: len(repeats) for arm, repeats in missing.items()}) as progress:
-
-            def keep(record: Record) -> None:
+            for record in driver.measure_all(missing):
                 append_record(out, record)
                 progress.show(record)
-
-            fitting = []
-            for arm in missing:
-                reason = reason_to_skip(arm, driver.machine)
-                if reason is None:
-                    fitting.append(arm)
-                else:
-                    keep(driver.skipped(arm, reason))
-            for batch in batches(fitting, driver.machine, alive=sweep.alive):
-                for record in driver.measure({arm: missing[arm] for arm in batch}):
-                    keep(record)
 
 
 def missing_repeats(
@@ -101,8 +89,14 @@ def _make_folder(folder: Path) -> None:
         raise UsageError(f"--out {folder}: cannot be made a folder: {error.strerror}") from None
 
 
+def _stop(number: int, frame: Any) -> NoReturn:
+    raise Preempted(f"stopped by {signal.Signals(number).name}; start it again to carry on")
+
+
 def run_app(application: typer.Typer) -> None:
     """Run a command; an error that a person can cause is one sentence and an exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
     try:
         application()
     except ToolkitError as error:
