@@ -149,7 +149,7 @@ class Sweep(_Section):
     threads: Count = 1
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
     shards: tuple[str, ...] = ()
-    arms: tuple[Axes, ...] = Some
+    arms: tuple[Axes, ...]
 
     def all_arms(self) -> list[Arm]:
         """Return every arm once, in order.
