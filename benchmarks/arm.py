@@ -40,7 +40,7 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.training.build import TIED, check_compiler
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, StepResult, train_step
-from toolkit.verify.arm import watch_held_gradients
+from toolkit.verify.arm import most_held, watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
 
 FIRST_TOKENS = 256
@@ -116,7 +116,7 @@ class ArmRun:
         above = len(list(self.engine.named_parameters())) + 1
         traffic = {kind: counter.traffic(kind, above=above) for kind in KINDS}
         expected = _expected_collectives(self.arm, self.engine.launched)
-        held_bytes = max((at.bytes for at in held), default=None)
+        held_bytes = most_held(self.engine, held)
         expected_held = _expected_held(self.arm, self.engine.launched)
         problems = list(traffic_problems(traffic, expected))
         if held_bytes != expected_held:

@@ -151,7 +151,8 @@ class Record(_Model):
 
     Attributes:
         collectives: counted, by kind: all_reduce, reduce_scatter, all_gather.
-        gradient_bytes_held: between micro-steps on one rank; None with a single micro-step.
+        gradient_bytes_held: between micro-steps on the fullest rank; None with a single
+            micro-step.
         peak_memory_bytes: of allocated memory, on the fullest rank.
         step_s: seconds of each timed step.
         mfu: share of the devices' peak that the model's arithmetic makes up; None where that peak
