@@ -50,7 +50,10 @@ def first_step(
     if launched.rank:
         return FirstStep(own, None)
     [whole] = on_device([batches.dataset.sequences(batches.ids(0))], device)
-    return FirstStep(own, reference_step(arm, *_shorten(whole)))
+    reference = reference_step(arm, *_shorten(whole))
+    # Other groups share the GPU.
+    torch.cuda.empty_cache()
+    return FirstStep(own, reference)
 
 
 def _shorten(batch: MicroBatch) -> MicroBatch:
