@@ -6,11 +6,12 @@ READY := .venv/.ready
 RUN ?= configs/train/demo.yaml
 STRATEGY ?= fsdp2
 PROCESSES ?= 2
+SWEEP ?= cpu-quick
 
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash check data memory-errors save-times clean
+.PHONY: train test test-long test-crash bench check data memory-errors save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -28,6 +29,10 @@ test-long: $(READY)
 # Kills runs at random moments, three times each, and compares every end with an unbroken run's.
 test-crash: $(READY)
 	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
+
+# Time, traffic and memory of strategies and accumulation modes; carries on where it was stopped.
+bench: $(READY)
+	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
 
 # The memory formula and its rivals against traced and measured steps.
 memory-errors: $(READY)

@@ -52,3 +52,14 @@ def test_stage_2_keeps_a_tensor_across_the_border_whole():
     # Vectors of 2, 2, 6, 2, 2, 2, 8, 2 and twice 2: half of 30 lies 1 before the end of a 2.
     assert held("zero2", "sharded", world_size=2, sizes=sizes) == 4 * (36 + 15 + 1)
     assert held("zero2", "sharded", world_size=1, sizes=sizes) == 4 * (72 + 30)
+
+
+def test_the_rank_that_holds_most_counts():
+    sizes = ModelSizes(n_layer=4, n_head=4, n_embd=128, vocab_size=4096, block_size=128)
+    # The border lies 57,344 elements into a matrix of 65,536: rank 1 keeps those besides its half.
+    assert held("zero2", "sharded", world_size=2, sizes=sizes) == 4 * (667_008 + 57_344)
+
+
+def test_a_tensor_larger_than_a_part_is_kept_by_all_that_have_some_of_it():
+    embedding = 50_257 * 768
+    assert held("zero2", "sharded") > 4 * embedding > 2 * WHOLE // 8

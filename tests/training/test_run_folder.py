@@ -97,7 +97,7 @@ def test_code_outside_git_is_described_too(
 
 def test_a_second_start_in_a_folder_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     with sole_user(tmp_path):
-        second = pytest.raises(UsageError, match="another process is training there")
+        second = pytest.raises(UsageError, match="another process is at work there")
         with second, sole_user(tmp_path):
             pass
     with sole_user(tmp_path):

@@ -13,8 +13,8 @@ gradients are accumulated in fp32:
                                      last micro-step's own gradients stay beside the sums
     zero2                   4 P      replicated
                             4 P / N  sharded; in fp32 the tensors that lie across the border of a
-                                     partition are kept whole (counted as of rank 0), in bf16 there
-                                     is a buffer for just the partition
+                                     partition are kept whole (counted as of the rank where that is
+                                     most), in bf16 there is a buffer for just the partition
     zero3                   4 P (1 + 1 / N)  replicated: the partition's buffer is there as well
                             4 P / N  sharded
 
@@ -39,7 +39,7 @@ def held_gradient_bytes(
     world_size: int,
     replicas: int,
 ) -> int:
-    """Return bytes per rank between two micro-steps of one window.
+    """Return bytes between two micro-steps of one window, on the rank that holds most.
 
     Args:
         strategy: which engine.
@@ -56,22 +56,26 @@ def held_gradient_bytes(
     if strategy in ("single", "ddp", "zero1"):
         return whole
     if accumulation == "sharded" and strategy == "zero2" and precision == "fp32":
-        return shard + _FP32_BYTES * _across_the_border(sizes, world_size)
+        return _FP32_BYTES * _whole_tensors(sizes, world_size)
     if accumulation != "replicated":
         return shard
     return whole + shard if strategy == "zero3" else whole
 
 
-def _across_the_border(sizes: ModelSizes, world_size: int) -> int:
-    """Elements behind rank 0's partition of tensors that begin in it.
+def _whole_tensors(sizes: ModelSizes, world_size: int) -> int:
+    """Elements of all tensors that have a part in one rank's partition, the fullest rank's.
 
     DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly.
     """
     tensors = model_tensors(sizes)
     groups = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
-    return sum(_behind(group, sum(group) // world_size) for group in groups)
+    return max(
+        sum(_touched(group, rank, world_size) for group in groups) for rank in range(world_size)
+    )
 
 
-def _behind(tensors: list[int], border: int) -> int:
-    end = next(end for end in accumulate(tensors) if end >= border)
-    return end - border
+def _touched(tensors: list[int], rank: int, world_size: int) -> int:
+    part = sum(tensors) // world_size
+    start, end = rank * part, (rank + 1) * part
+    row = zip(tensors, accumulate(tensors), strict=True)
+    return sum(size for size, last in row if last > start and last - size < end)

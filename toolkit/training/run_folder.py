@@ -52,26 +52,30 @@ def make_run_folder(config: RunConfig) -> Path:
 
 
 @contextmanager
-def sole_user(folder: Path) -> Iterator[None]:
-    """Keep other starts out of a run folder; the lock ends with the process, however it ends.
+def sole_user(folder: Path, *, instead: str = "run_name") -> Iterator[None]:
+    """Keep other starts out of a folder; the lock ends with the process, however it ends.
+
+    Args:
+        folder: must be there.
+        instead: what to choose another of, for the message.
 
     Raises:
-        UsageError: another process trains there.
+        UsageError: another process is at work there.
     """
     held = os.open(folder, os.O_RDONLY)
     try:
-        _lock(held, folder)
+        _lock(held, folder, instead)
         yield
     finally:
         os.close(held)
 
 
-def _lock(held: int, folder: Path) -> None:
+def _lock(held: int, folder: Path, instead: str) -> None:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(
-            f"{folder}: another process is training there; wait for it or choose another run_name"
+            f"{folder}: another process is at work there; wait for it or choose another {instead}"
         ) from None
 
 
@@ -86,7 +90,7 @@ def write_description(
         "platform": platform.platform(),
         "packages": package_versions(),
         "devices": devices,
-        "git": _git_state(),
+        "git": git_state(),
     }
     _replace_json(folder / "environment.json", environment)
 
@@ -142,7 +146,7 @@ def _as_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _git_state() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit of the code and whether it was changed, or None where it is no checkout."""
     root = Path(__file__).resolve().parent
 

@@ -8,10 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -78,15 +78,13 @@ def run_case(
     """
     engine = build_case(case, sizes, launched, break_it=break_it)
     gradients = _capture_gradients(engine)
-    held = _watch_held_gradients(engine)
     counter = CollectiveCounter()
     losses, grad_norms = [], []
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
-        held.clear()
-        with _watch(engine, case, step, counter):
+        with watch_held_gradients(engine) as held, _watch(engine, case, step, counter):
             result = train_step(engine, micro_batches, lr=lr)
         losses.append(result.loss.item())
         grad_norms.append(float(result.grad_norm))
@@ -95,8 +93,8 @@ def run_case(
         Trajectory(losses, grad_norms, gradients, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
-        held_gradient_bytes=_most_held(engine, held),
-        held_gradient_dtypes=sorted({str(dtype) for _, dtypes in held for dtype in dtypes}),
+        held_gradient_bytes=most_held(engine, held),
+        held_gradient_dtypes=sorted({str(dtype) for at in held for dtype in at.dtypes}),
         replica_groups=len(engine.replica_groups()),
         replica_problems=replica_problems(engine),
     )
@@ -175,15 +173,20 @@ def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
     return captured
 
 
-Held = tuple[dict[int, int], set[torch.dtype]]
+class HeldGradients(NamedTuple):
+    """What a rank holds between two micro-steps: bytes of whole storages, and their dtypes."""
+
+    bytes: int
+    dtypes: set[torch.dtype]
 
 
-def _watch_held_gradients(engine: Engine) -> list[Held]:
-    """Return a list that gets, before every micro-step but the first, bytes by storage and dtypes.
+@contextmanager
+def watch_held_gradients(engine: Engine) -> Iterator[list[HeldGradients]]:
+    """Give a list that grows before every micro-step but the first of each step in the block.
 
-    Bytes are those of whole storages, however many views of them there are.
+    A storage counts once, however many views of it there are.
     """
-    held: list[Held] = []
+    held: list[HeldGradients] = []
     accumulate = engine.accumulate
 
     def watch(micro_batches: Sequence[Any]) -> Iterator[Any]:
@@ -192,17 +195,22 @@ def _watch_held_gradients(engine: Engine) -> list[Held]:
                 gradients = list(engine.held_gradients())
                 storages = [gradient.untyped_storage() for gradient in gradients]
                 sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-                held.append((sizes, {gradient.dtype for gradient in gradients}))
+                dtypes = {gradient.dtype for gradient in gradients}
+                held.append(HeldGradients(sum(sizes.values()), dtypes))
             yield micro_batch
 
     engine.accumulate = watch  # type: ignore[method-assign]
-    return held
+    try:
+        yield held
+    finally:
+        engine.accumulate = accumulate  # type: ignore[method-assign]
 
 
-def _most_held(engine: Engine, held: list[Held]) -> int | None:
+def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
+    """Return the most bytes that any rank held, or None without any; a collective."""
     if not held:
         return None
-    own = max(sum(storages.values()) for storages, _ in held)
+    own = max(at.bytes for at in held)
     return int(engine.max_over_ranks(torch.tensor(own, device=engine.device)))
 
 

@@ -1,10 +1,11 @@
 """The verdict on one case: its distance from the exact update, its traffic, what it holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from toolkit.backends.collectives import Kind, Traffic
 from toolkit.backends.communication import Expected, expected_collectives
 from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Strategy, replicas_of
@@ -95,7 +96,7 @@ def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
     held = _expected_held(arm, case, sizes)
     problems = [
         *_numeric_problems(case, difference, limits),
-        *_traffic_problems(outcome, expected),
+        *traffic_problems(outcome.traffic, expected),
         *_memory_problems(outcome, held),
         *outcome.replica_problems,
     ]
@@ -142,8 +143,11 @@ def _numeric_problems(
         yield f"key biases moved by {difference.key_bias_max_abs:.1e}, beyond 2 x {most:.1e}"
 
 
-def _traffic_problems(outcome: Outcome, expected: dict[str, Expected]) -> Iterator[str]:
-    for kind, seen in outcome.traffic.items():
+def traffic_problems(
+    traffic: Mapping[Kind, Traffic], expected: Mapping[str, Expected]
+) -> Iterator[str]:
+    """Yield a sentence for each count of collectives that is not what the formulas say."""
+    for kind, seen in traffic.items():
         should = expected[kind]
         if not should.bytes.admits(seen.bytes):
             yield f"{kind} {seen.bytes:,} bytes, not {should.bytes}"

@@ -1,0 +1,88 @@
+"""One launched process of an arm: build it, then do what the driver asks for.
+
+Started by `accelerate launch` with a shipped launch file, like any run. Each process connects to
+the driver and waits, blocked in a read, so that a group that is not being measured takes no
+processor time. The driver going away ends it.
+"""
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+
+import torch.distributed as dist
+from pydantic import BaseModel
+
+from benchmarks.proof import first_step, prove
+from benchmarks.record import Arm
+from benchmarks.trainer import ArmTrainer
+from toolkit.backends.launched import read_launch
+from toolkit.backends.process_group import start_process_group
+from toolkit.errors import ToolkitError
+
+
+class Order(BaseModel):
+    """What a process is to do.
+
+    Attributes:
+        shards: prepared data, where the arm trains on real data.
+        warm_up_steps: before each repeat.
+        split_steps: instrumented ones.
+        timeout_s: of a collective.
+        address: the driver's socket.
+    """
+
+    arm: Arm
+    shards: list[str]
+    warm_up_steps: int
+    split_steps: int
+    timeout_s: float
+    address: str
+
+
+def serve(order: Order, driver: Connection) -> None:
+    """Do what the driver asks for until it asks for no more.
+
+    An answer is a pair: what went wrong, in a sentence, or None; and the result.
+    """
+    launched = read_launch(os.environ)
+    device = start_process_group(launched, timeout=timedelta(seconds=order.timeout_s))
+    first = first_step(order.arm, launched, device, shards=order.shards)
+    trainer = ArmTrainer(order.arm, launched, shards=order.shards)
+    driver.send((None, launched.rank))
+    while (command := driver.recv()) is not None:
+        name, arguments = command
+        if name == "prove":
+            driver.send((None, prove(trainer, first, split_steps=order.split_steps)))
+        else:
+            driver.send((None, trainer.time_steps(*arguments, warm_up=order.warm_up_steps)))
+    if dist.is_initialized():
+        # Left to the interpreter's end, gloo's threads now and then abort the process.
+        dist.destroy_process_group()
+
+
+def main(order_file: Path) -> None:
+    """Serve the driver of an order file, and let it know of any failure in a sentence."""
+    order = Order.model_validate_json(order_file.read_text())
+    with Client(order.address, family="AF_UNIX") as driver:
+        try:
+            serve(order, driver)
+        except (EOFError, BrokenPipeError):
+            # The driver is gone, and nobody else is left to clear up after it.
+            shutil.rmtree(order_file.parent, ignore_errors=True)
+        except Exception as error:
+            with suppress(OSError):
+                driver.send((_sentence(error), None))
+            raise
+
+
+def _sentence(error: Exception) -> str:
+    said = (str(error).strip().splitlines() or ["no message"])[0]
+    return said if isinstance(error, ToolkitError) else f"{type(error).__name__}: {said}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,184 @@
+"""Proof that an arm does what its time is to stand for, beside the reference and the formulas."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.batches import build_batches, on_device
+from benchmarks.record import Agreement, Arm, Bounds, ExpectedTraffic, Traffic
+from benchmarks.reference import reference_step
+from benchmarks.split import measure_split
+from benchmarks.trainer import LR, ArmTrainer
+from toolkit.backends.collectives import KINDS, CollectiveCounter
+from toolkit.backends.communication import Expected, Range, expected_collectives
+from toolkit.backends.held_gradients import held_gradient_bytes
+from toolkit.backends.launched import Launched
+from toolkit.errors import ToolkitError
+from toolkit.memory.allocator import measure_peak
+from toolkit.training.step import MicroBatch, StepResult, train_step
+from toolkit.verify.arm import most_held, watch_held_gradients
+from toolkit.verify.verdict import traffic_problems
+
+FIRST_TOKENS = 256
+"""Of each sequence in the first step, which the reference computes in fp64 on one rank."""
+MOST_OVERFLOWS = 20
+"""fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
+
+
+class DisagreementError(ToolkitError):
+    """The arm does not compute, communicate or hold what it should; its time means nothing."""
+
+
+class FirstStep(NamedTuple):
+    """A step small enough for the reference: micro-batches of one short sequence each.
+
+    Attributes:
+        micro_batches: this rank's.
+        reference: exact loss, gradient norm and tolerance for both, on rank 0.
+    """
+
+    micro_batches: list[MicroBatch]
+    reference: tuple[float, float, float] | None
+
+
+def first_step(
+    arm: Arm, launched: Launched, device: torch.device, *, shards: list[str]
+) -> FirstStep:
+    """Draw or read the first step, and have rank 0 compute it alone, before there is an engine."""
+    batches = build_batches(arm, micro_batch_size=1, rank=launched.rank, shards=shards)
+    own = [_shorten(batch) for batch in on_device(batches.micro_batches(0), device)]
+    if launched.rank:
+        return FirstStep(own, None)
+    [whole] = on_device([batches.dataset.sequences(batches.ids(0))], device)
+    reference = reference_step(arm, *_shorten(whole))
+    # Other groups share the GPU.
+    torch.cuda.empty_cache()
+    return FirstStep(own, reference)
+
+
+def _shorten(batch: MicroBatch) -> MicroBatch:
+    inputs, targets = batch
+    return inputs[:, :FIRST_TOKENS].contiguous(), targets[:, :FIRST_TOKENS].contiguous()
+
+
+def prove(trainer: ArmTrainer, first: FirstStep, *, split_steps: int) -> dict[str, Any]:
+    """Compare the first step with the reference, and counts with the formulas; then look closer.
+
+    Returns:
+        Fields of a `Record`, those of the agreement on rank 0 alone.
+
+    Raises:
+        DisagreementError: says what is not as it should be.
+    """
+    engine = trainer.engine
+    agreement = _train_first(trainer, first)
+    # The second holds most: what engines set up again after the first lies beside the rest.
+    with measure_peak(engine.device) as peak:
+        trainer.step()
+    with watch_held_gradients(engine) as held, CollectiveCounter() as counter:
+        trainer.step()
+    return {
+        "agreement": agreement,
+        **check_counts(trainer, counter, held_bytes=most_held(engine, held)),
+        "peak_memory_bytes": int(
+            engine.max_over_ranks(torch.tensor(peak.bytes, device=engine.device))
+        ),
+        "split": measure_split(engine, trainer.step, steps=split_steps),
+    }
+
+
+def _train_first(trainer: ArmTrainer, first: FirstStep) -> Agreement | None:
+    for _ in range(MOST_OVERFLOWS):
+        result = train_step(trainer.engine, first.micro_batches, lr=LR)
+        if trainer.arm.precision != "fp16" or not trainer.engine.step_was_skipped:
+            break
+    # What a later step holds is measured, and these are no part of it.
+    first.micro_batches.clear()
+    if trainer.arm.compile:
+        # Having seen two shapes, it would compile for any, which is slower than for one.
+        torch._dynamo.reset()
+    return agree(result, first.reference) if first.reference else None
+
+
+def agree(result: StepResult, reference: tuple[float, float, float]) -> Agreement:
+    """Compare a step with the reference's loss, gradient norm and tolerance.
+
+    Raises:
+        DisagreementError: they differ by more than rounding explains.
+    """
+    loss, grad_norm, tolerance = reference
+    found = {"loss": float(result.loss), "grad_norm": float(result.grad_norm)}
+    for name, right in (("loss", loss), ("grad_norm", grad_norm)):
+        distance = abs(found[name] / right - 1)
+        if not distance <= tolerance:
+            raise DisagreementError(
+                f"{name} of the first step is {found[name]:.8g}, but plain PyTorch computes "
+                f"{right:.8g}: {distance:.1e} apart, where rounding explains {tolerance:.1e}"
+            )
+    return Agreement(
+        **found, reference_loss=loss, reference_grad_norm=grad_norm, tolerance=tolerance, ok=True
+    )
+
+
+def check_counts(
+    trainer: ArmTrainer, counter: CollectiveCounter, *, held_bytes: int | None
+) -> dict[str, Any]:
+    """Compare what a step communicated, and what was held in it, with the closed formulas.
+
+    Raises:
+        DisagreementError: a count is another.
+    """
+    # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
+    above = len(list(trainer.engine.named_parameters())) + 1
+    traffic = {kind: counter.traffic(kind, above=above) for kind in KINDS}
+    expected = _expected_collectives(trainer.arm, trainer.launched)
+    expected_held = _expected_held(trainer.arm, trainer.launched)
+    problems = list(traffic_problems(traffic, expected))
+    if held_bytes != expected_held:
+        problems.append(f"{held_bytes} bytes of gradients held, not {expected_held}")
+    if problems:
+        raise DisagreementError("not what the formulas say: " + "; ".join(problems))
+    kinds = [kind for kind in KINDS if kind != "other"]
+    return {
+        "collectives": {
+            kind: Traffic(calls=traffic[kind].calls, bytes=traffic[kind].bytes) for kind in kinds
+        },
+        "expected_collectives": {kind: _as_record(expected[kind]) for kind in kinds},
+        "gradient_bytes_held": held_bytes,
+        "expected_gradient_bytes_held": expected_held,
+    }
+
+
+def _expected_collectives(arm: Arm, launched: Launched) -> dict[str, Expected]:
+    return expected_collectives(
+        arm.strategy,
+        arm.accumulation,
+        sizes=arm.model.model_sizes(),
+        grad_accum_steps=arm.grad_accum_steps,
+        precision=arm.precision,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+    )
+
+
+def _expected_held(arm: Arm, launched: Launched) -> int | None:
+    if arm.grad_accum_steps == 1:
+        return None
+    return held_gradient_bytes(
+        arm.strategy,
+        arm.accumulation,
+        precision=arm.precision,
+        sizes=arm.model.model_sizes(),
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+    )
+
+
+def _as_record(expected: Expected) -> ExpectedTraffic:
+    return ExpectedTraffic(calls=_bounds(expected.calls), bytes=_bounds(expected.bytes))
+
+
+def _bounds(count: Range) -> int | Bounds:
+    if count.at_least == count.at_most:
+        return count.at_least
+    return Bounds(low=count.at_least, high=count.at_most)

@@ -1,0 +1,83 @@
+"""One arm in this process, and what is caught before it is timed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import proof, trainer
+from benchmarks.fitting import estimate_bytes
+from benchmarks.proof import DisagreementError, agree, first_step, prove
+from benchmarks.trainer import ArmTrainer
+from tests.benchmarks.arms import arm
+from tests.data.shard_files import write_llmc
+from toolkit.backends.communication import Expected, Range
+from toolkit.backends.launched import read_launch
+from toolkit.training.step import StepResult
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def proved(shards: list[str] | None = None, **changed: Any) -> tuple[ArmTrainer, dict[str, Any]]:
+    of, launched = arm(**changed), read_launch({})
+    first = first_step(of, launched, torch.device("cpu"), shards=shards or [])
+    built = ArmTrainer(of, launched, shards=shards or [])
+    return built, prove(built, first, split_steps=2)
+
+
+def test_an_arm_is_proved_and_timed() -> None:
+    trainer, found = proved()
+    assert found["agreement"].ok
+    assert found["agreement"].tolerance < 1e-4
+    assert all(seen.calls == 0 for seen in found["collectives"].values())
+    assert found["gradient_bytes_held"] == 4 * trainer.arm.model.model_sizes().parameter_count
+    assert found["peak_memory_bytes"] == pytest.approx(estimate_bytes(trainer.arm, "cpu"), rel=0.02)
+    assert min(vars(found["split"]).values()) >= 0
+    step_s = trainer.time_steps(3, warm_up=1)
+    assert len(step_s) == 3
+    assert min(step_s) > 0
+
+
+def test_real_data_is_read_anew_for_each_step(tmp_path: Path) -> None:
+    write_llmc(tmp_path / "shard_000000.bin", [i % 500 for i in range(3000)])
+    trainer, found = proved([str(tmp_path)], data="real", precision="bf16")
+    assert found["agreement"].ok
+    done = trainer.steps_done
+    trainer.time_steps(3, warm_up=1)
+    assert trainer.steps_done == done + 4
+
+
+def test_a_first_step_apart_from_the_reference_is_caught() -> None:
+    reference = (2.0, 0.5, 1e-6)
+
+    def result(loss: float, grad_norm: float) -> StepResult:
+        return StepResult(torch.tensor(loss), torch.tensor(grad_norm))
+
+    assert agree(result(2.0, 0.5), reference).ok
+    with pytest.raises(DisagreementError, match=r"loss of the first step is 2\.01"):
+        agree(result(2.01, 0.5), reference)
+    with pytest.raises(DisagreementError, match="grad_norm of the first step"):
+        agree(result(2.0, 0.25), reference)
+    with pytest.raises(DisagreementError, match="grad_norm of the first step"):
+        agree(result(2.0, float("nan")), reference)
+
+
+def test_a_model_that_is_not_the_reference_s_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "SEED", 2)
+    with pytest.raises(DisagreementError, match="plain PyTorch computes"):
+        proved()
+
+
+def test_counts_that_are_not_the_formulas_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulas = proof._expected_collectives
+
+    def one_more(*arguments: Any) -> dict[str, Expected]:
+        found = formulas(*arguments)
+        return found | {"all_reduce": replace(found["all_reduce"], bytes=Range(4, 4))}
+
+    monkeypatch.setattr(proof, "_expected_collectives", one_more)
+    monkeypatch.setattr(proof, "_expected_held", lambda *_: 17)
+    with pytest.raises(DisagreementError, match=r"all_reduce 0 bytes, not 4; .* held, not 17"):
+        proved()
