@@ -2,7 +2,8 @@
 
 Each namespace has one end of a veth pair behind a token bucket (tc-tbf(8)), which delays what is
 sent faster than the rate; both directions have the rate to themselves. One rank runs in each, over
-the same sockets as on two machines.
+the same sockets as on two machines. To `accelerate launch` they are two machines as well, and
+DeepSpeed's ranks need `--deepspeed_multinode_launcher standard`: its own launchers use ssh.
 
 The namespaces are removed by a process of their own, which waits for its input to end. It ends with
 the `with` block, and equally when this process is killed; whatever runs in the namespaces by then
@@ -22,8 +23,10 @@ from toolkit.errors import UsageError
 
 INTERFACE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-BURST_BYTES = 64 * 1024
-"""What passes at once after a pause: the largest packet of Linux before segmentation, 64 KiB."""
+BURST_S = 0.5e-3
+"""How long the bucket may fill in a pause, unless that is under `LEAST_BURST_BYTES`: what passes at
+once must be more than the kernel's timers are late, and little beside what is sent."""
+LEAST_BURST_BYTES = 16 * 1024
 QUEUE_BYTES = 16 * 1024 * 1024
 """Room for all that TCP may have under way (tcp(7): windows of some 6 MB), so none is lost."""
 CONGESTION_CONTROL = "reno"
@@ -113,9 +116,14 @@ def _make(namespaces: tuple[str, str], rate_mbit_per_s: float) -> None:
         _run(_ip(), "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
         _run(_ip(), "-n", name, "link", "set", "lo", "up")
         _run(_ip(), "-n", name, "link", "set", INTERFACE, "up")
-        bucket = ["rate", f"{round(rate_mbit_per_s * 1e6)}bit"]
-        bucket += ["burst", f"{BURST_BYTES}b", "limit", f"{QUEUE_BYTES}b"]
-        _run(_program("tc"), "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *bucket)
+        shape = ["qdisc", "add", "dev", INTERFACE, "root", "tbf", *_bucket(rate_mbit_per_s)]
+        _run(_program("tc"), "-n", name, *shape)
+
+
+def _bucket(rate_mbit_per_s: float) -> list[str]:
+    bits_per_s = round(rate_mbit_per_s * 1e6)
+    burst = max(LEAST_BURST_BYTES, round(BURST_S * bits_per_s / 8))
+    return ["rate", f"{bits_per_s}bit", "burst", f"{burst}b", "limit", f"{QUEUE_BYTES}b"]
 
 
 def _remove_leftovers() -> None:
