@@ -23,7 +23,7 @@ from toolkit.errors import UsageError
 
 INTERFACE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-BURST_S = 0.5e-3
+BURST_S = 1e-3
 """How long the bucket may fill in a pause, unless that is under `LEAST_BURST_BYTES`: what passes at
 once must be more than the kernel's timers are late, and little beside what is sent."""
 LEAST_BURST_BYTES = 16 * 1024
