@@ -1,0 +1,165 @@
+"""Latency and bandwidth of collectives by payload, and the rate of matrix products.
+
+    python -m benchmarks.collectives --out profile.json
+    python -m benchmarks.collectives --link-mbit 100 --out profile_100.json
+
+Ranks run over NCCL where there are GPUs, one on each, else two over gloo; with `--link-mbit` at
+both ends of a throttled link. The machine profile that this writes is what predictions read.
+
+Bus bandwidth and payload are those of nccl-tests (doc/PERFORMANCE.md), so figures can be compared
+with published ones: all-reduce counts 2 (n - 1) / n of its payload, the other two (n - 1) / n.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import collectives_rank
+from benchmarks.links import Link, linked
+from benchmarks.machine import describe_environment, find_machine
+from benchmarks.machine_profile import (
+    KINDS,
+    MachineProfile,
+    Point,
+    bus_factor,
+    fit_curve,
+)
+from toolkit.errors import HangError, ToolkitError, UsageError
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 600.0
+
+
+def measure_profile(*, world_size: int, link_mbit_per_s: float | None) -> MachineProfile:
+    """Start the ranks and return what they measured.
+
+    Raises:
+        UsageError: a link was asked for with another number of ranks than two, or cannot be made.
+        ToolkitError: a rank failed.
+        HangError: they took longer than `TIMEOUT_S`.
+    """
+    if link_mbit_per_s is not None and world_size != 2:
+        raise UsageError(f"a link joins 2 ranks, not {world_size}")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        link = None
+        if link_mbit_per_s is not None:
+            link = stack.enter_context(linked(link_mbit_per_s))
+        found = _run_ranks(Path(folder), world_size, link)
+    return MachineProfile(
+        environment=describe_environment(found["device"], threads=found["threads"]),
+        world_size=world_size,
+        backend=found["backend"],
+        link_mbit_per_s=link_mbit_per_s,
+        collectives={
+            kind: fit_curve([Point(**point) for point in found["collectives"][kind]])
+            for kind in KINDS
+        },
+        matmul_flops_per_s=found["matmul_flops_per_s"],
+    )
+
+
+def _run_ranks(folder: Path, world_size: int, link: Link | None) -> dict[str, Any]:
+    results = folder / "results.json"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world_size)),
+        **({"GLOO_SOCKET_IFNAME": link.interface} if link else {}),
+    }
+    processes = []
+    with (folder / "log").open("wb") as log:
+        for rank in range(world_size):
+            command = [sys.executable, "-m", collectives_rank.__name__, str(rank), str(world_size)]
+            command += [str(folder / "meeting"), str(results)]
+            processes.append(
+                subprocess.Popen(
+                    link.command(rank, command) if link else command,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        failed = [process for process in processes if process.wait(TIMEOUT_S)]
+    except subprocess.TimeoutExpired:
+        raise HangError(f"the ranks did not finish within {TIMEOUT_S:g} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if failed:
+        said = (folder / "log").read_text(errors="replace").strip().splitlines()
+        raise ToolkitError(f"a rank failed: {said[-1] if said else 'it said nothing'}")
+    found: dict[str, Any] = json.loads(results.read_text())
+    return found
+
+
+def print_profile(profile: MachineProfile, console: Console) -> None:
+    """Show every payload beside the fitted line, and the lines themselves."""
+    where = "the machine's own link"
+    if profile.link_mbit_per_s is not None:
+        where = f"a link of {profile.link_mbit_per_s:g} Mbit/s"
+    environment = profile.environment
+    on = environment.cpu if environment.device == "cpu" else environment.device
+    title = f"{profile.backend}, {profile.world_size} ranks over {where}, {on}"
+    table = Table("collective", title=title)
+    for heading in ("KiB", "ms", "spread", "line, ms", "MB/s", "bus, MB/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for kind, curve in profile.collectives.items():
+        factor = bus_factor(kind, profile.world_size)
+        for point in curve.points:
+            rate = point.bytes / point.seconds / 1e6
+            line_s = curve.latency_s + point.bytes / curve.bytes_per_s
+            table.add_row(
+                kind,
+                f"{point.bytes / 1024:,.0f}",
+                f"{point.seconds * 1e3:.3f}",
+                f"{point.spread:.0%}",
+                f"{line_s * 1e3:.3f}",
+                f"{rate:,.1f}",
+                f"{rate * factor:,.1f}",
+            )
+        bus = curve.bytes_per_s * factor / 1e6
+        line = f"{curve.latency_s * 1e6:,.0f} us + payload / {curve.bytes_per_s / 1e6:,.1f} MB/s"
+        table.caption = f"{table.caption or ''}{kind}: {line} (bus {bus:,.1f})\n"
+        table.add_section()
+    rate = profile.matmul_flops_per_s / 1e9
+    table.caption = f"{table.caption}matrix products: {rate:,.1f} GFLOP/s per rank"
+    console.print(table)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="where the machine profile goes")] = Path(
+        "profile.json"
+    ),
+    world_size: Annotated[int, typer.Option(help="ranks; 0: one per GPU, or two", min=0)] = 0,
+    link_mbit: Annotated[
+        float | None, typer.Option(help="throttle the link between two ranks (root only)")
+    ] = None,
+) -> None:
+    """Measure this machine's collectives and matrix products."""
+    try:
+        profile = measure_profile(
+            world_size=world_size or find_machine().gpus or 2, link_mbit_per_s=link_mbit
+        )
+        print_profile(profile, Console())
+        out.write_text(profile.model_dump_json(indent=1))
+    except ToolkitError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        typer.echo(f"error: {out}: {error.strerror}", err=True)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,154 @@
+"""Two network namespaces on one machine, joined by a link of a given rate.
+
+Each namespace has one end of a veth pair behind a token bucket (tc-tbf(8)), which delays what is
+sent faster than the rate; both directions have the rate to themselves. One rank runs in each, over
+the same sockets as on two machines. To `accelerate launch` they are two machines as well, and
+DeepSpeed's ranks need `--deepspeed_multinode_launcher standard`: its own launchers use ssh.
+
+The namespaces are removed by a process of their own, which waits for its input to end. It ends with
+the `with` block, and equally when this process is killed; whatever runs in the namespaces by then
+is killed as well.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from toolkit.errors import UsageError
+
+INTERFACE = "link0"
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+BURST_S = 1e-3
+"""How long the bucket may fill in a pause, unless that is under `LEAST_BURST_BYTES`: what passes at
+once must be more than the kernel's timers are late, and little beside what is sent."""
+LEAST_BURST_BYTES = 16 * 1024
+QUEUE_BYTES = 16 * 1024 * 1024
+"""Room for all that TCP may have under way (tcp(7): windows of some 6 MB), so none is lost."""
+CONGESTION_CONTROL = "reno"
+"""In every Linux kernel, and steady where nothing is lost; others pause now and then to probe."""
+
+_NAME = re.compile(r"scaling-(\d+)-[0-9a-f]+-[01]")
+_REMOVE = """
+for name; do
+    ip netns pids "$name" | xargs -r kill -KILL
+    ip netns delete "$name"
+done 2>/dev/null
+"""
+_REMOVE_AT_END_OF_INPUT = "read -r _" + _REMOVE
+# Where distributions keep administrators' programs, which a container's PATH may leave out.
+_ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Both ends of a link.
+
+    Attributes:
+        namespaces: the name of each rank's network namespace.
+        interface: the network interface, under the same name at both ends (GLOO_SOCKET_IFNAME).
+        master_address: where rank 0 can be reached from both ends.
+    """
+
+    namespaces: tuple[str, str]
+    interface: str = INTERFACE
+    master_address: str = ADDRESSES[0]
+
+    def command(self, rank: int, argv: Sequence[str]) -> list[str]:
+        """Return a command line that runs `argv` at one end, in the same process."""
+        return [_ip(), "netns", "exec", self.namespaces[rank], *argv]
+
+
+def links_unavailable() -> str | None:
+    """Return why no link can be made on this machine, or None; found out by making one."""
+    try:
+        with linked(rate_mbit_per_s=1000):
+            return None
+    except UsageError as error:
+        return str(error)
+
+
+@contextmanager
+def linked(rate_mbit_per_s: float) -> Iterator[Link]:
+    """Make a link for as long as the block lasts.
+
+    Args:
+        rate_mbit_per_s: 10^6 bits per second, headers included, in each direction.
+
+    Raises:
+        UsageError: not root, a program is missing, or the kernel refuses.
+    """
+    if rate_mbit_per_s <= 0:
+        raise UsageError(f"a link's rate must be above 0 Mbit/s, got {rate_mbit_per_s:g}")
+    if os.geteuid() != 0:
+        raise UsageError("links need root, to make network namespaces")
+    _remove_leftovers()
+    token = secrets.token_hex(3)
+    namespaces = (f"scaling-{os.getpid()}-{token}-0", f"scaling-{os.getpid()}-{token}-1")
+    remover = subprocess.Popen(
+        ["sh", "-c", _REMOVE_AT_END_OF_INPUT, "sh", *namespaces],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=_ENVIRONMENT,
+        # Signals to this process's group, such as Ctrl-C, are not for the one that cleans up.
+        start_new_session=True,
+    )
+    try:
+        _make(namespaces, rate_mbit_per_s)
+        yield Link(namespaces)
+    finally:
+        remover.communicate()
+
+
+def _make(namespaces: tuple[str, str], rate_mbit_per_s: float) -> None:
+    for name in namespaces:
+        _run(_ip(), "netns", "add", name)
+    first, second = namespaces
+    pair = ["link", "add", INTERFACE, "netns", first, "type", "veth"]
+    _run(_ip(), *pair, "peer", "name", INTERFACE, "netns", second)
+    for name, address in zip(namespaces, ADDRESSES, strict=True):
+        choose = f"echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+        _run(_ip(), "netns", "exec", name, "sh", "-c", choose)
+        _run(_ip(), "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+        _run(_ip(), "-n", name, "link", "set", "lo", "up")
+        _run(_ip(), "-n", name, "link", "set", INTERFACE, "up")
+        shape = ["qdisc", "add", "dev", INTERFACE, "root", "tbf", *_bucket(rate_mbit_per_s)]
+        _run(_program("tc"), "-n", name, *shape)
+
+
+def _bucket(rate_mbit_per_s: float) -> list[str]:
+    bits_per_s = round(rate_mbit_per_s * 1e6)
+    burst = max(LEAST_BURST_BYTES, round(BURST_S * bits_per_s / 8))
+    return ["rate", f"{bits_per_s}bit", "burst", f"{burst}b", "limit", f"{QUEUE_BYTES}b"]
+
+
+def _remove_leftovers() -> None:
+    """Remove namespaces of processes that are gone, should their remover have been killed too."""
+    names = [line.partition(" ")[0] for line in _run(_ip(), "netns", "list").splitlines()]
+    found = [match for name in names if (match := _NAME.fullmatch(name))]
+    gone = [match[0] for match in found if not os.path.exists(f"/proc/{match[1]}")]
+    if gone:
+        subprocess.run(["sh", "-c", _REMOVE, "sh", *gone], env=_ENVIRONMENT, check=False)
+
+
+def _ip() -> str:
+    return _program("ip")
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name, path=_ENVIRONMENT["PATH"])
+    if path is None:
+        raise UsageError(f"links need the program '{name}' (package iproute2)")
+    return path
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise UsageError(f"'{' '.join(command)}' failed: {said}")
+    return done.stdout
