@@ -35,6 +35,15 @@ def while_training(configuration: Configuration) -> Iterator[None]:
         yield
 
 
+def unseen_buckets(engine: Engine) -> int:
+    """Return the bytes of DDP's buckets where nothing but its reducer, in C++, holds them."""
+    if getattr(engine.model, "gradient_as_bucket_view", True):
+        return 0
+    told = engine.model._get_ddp_logging_data()
+    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+    return sum(map(int, str(sizes).split(",")))
+
+
 def use_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Update with the foreach kernels; before wrapping."""
     for group in optimizer.param_groups:

@@ -1,4 +1,8 @@
+from collections.abc import Iterator
+
+import pytest
 import torch
+import torch.distributed as dist
 
 from toolkit.memory.allocator import live_storages, measure_peak
 
@@ -42,3 +46,21 @@ def test_a_block_freed_out_of_sight_does_not_stay() -> None:
         later = torch.empty(4 * MIB, dtype=torch.uint8)
     assert peak.bytes - peak.before == 5 * MIB
     assert later.nbytes == 4 * MIB
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_gloo_makes_for_itself_is_counted_apart(one_rank: None) -> None:
+    own = torch.zeros(MIB)
+    with measure_peak(CPU) as peak:
+        gathered = torch.empty(MIB)
+        dist.all_gather_into_tensor(gathered, own)
+        dist.reduce_scatter_tensor(own, gathered)
+    assert peak.bytes - peak.before == gathered.nbytes
+    assert [block.size for block in peak.held] == [gathered.nbytes]
+    assert peak.transport >= own.nbytes

@@ -5,6 +5,7 @@ import pytest
 
 from toolkit import cli
 from toolkit.backends.strategies import supported_pairs
+from toolkit.model.sizes import preset_sizes
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -49,6 +50,37 @@ def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> Non
     assert {row["micro_batch_size"] for row in answer["rows"]} == {4}
 
 
+def test_knobs_without_a_configuration_key_are_options(monkeypatch, capsys) -> None:
+    def peak(strategy: str, seq_len: int, *words: str) -> int:
+        sizes = (
+            f"data.seq_len={seq_len}",
+            "batch.micro_batch_size=1",
+            "batch.tokens_per_step=1024",
+        )
+        asked = ("--strategies", strategy, "--world-size", "2", "--json", *words, *sizes)
+        assert run(monkeypatch, *asked) == 0
+        return json.loads(capsys.readouterr().out)["rows"][0]["bytes"]["peak"]
+
+    parameters = preset_sizes("gpt2").parameter_count
+    assert peak("single", 8, "--foreach") > peak("single", 8)
+    assert peak("single", 512, "--attention", "math") > peak("single", 512)
+    assert peak("single", 512, "--no-set-to-none") > peak("single", 512)
+    assert peak("ddp", 8, "--no-gradient-as-bucket-view") - peak("ddp", 8) == 4 * parameters
+    assert peak("zero2", 8, "--offload-optimizer") - peak("zero2", 8) < -4 * parameters
+
+
+def test_a_compiled_run_is_a_range(monkeypatch, capsys) -> None:
+    words = ("--strategies", "fsdp2", "model.compile=true")
+    assert run(monkeypatch, *words) == 0
+    row = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("fsdp2"))
+    low, dash, high = row.split()[2:5]
+    assert dash == "-"
+    assert float(low) < float(high)
+    assert run(monkeypatch, *words, "--json") == 0
+    first = json.loads(capsys.readouterr().out)["rows"][0]
+    assert first["lowest_peak"] < first["bytes"]["peak"]
+
+
 def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
     picture = tmp_path / "step.png"
     assert run(monkeypatch, "--strategies", "fsdp2", "--plot", str(picture)) == 0
@@ -65,6 +97,10 @@ def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
         (["--preset", "gpt3"], "model.preset must be 'gpt2'"),
         (["--max-micro-batch"], "--max-micro-batch needs --gpu"),
         (["--method", "trace"], "ddp, zero1, zero2, zero3 needs real tensors"),
+        (
+            ["--method", "trace", "--strategies", "single", "--foreach"],
+            "--method trace runs the loop's own step; foreach cannot be changed in it",
+        ),
         (["--plot", "no/such/folder/x.png"], "--plot no/such/folder/x.png"),
         (["--strategies", "hsdp", "--world-size", "2"], "none of hsdp runs on 2 ranks"),
         (

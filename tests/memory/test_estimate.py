@@ -5,11 +5,12 @@ import time
 
 import pytest
 
+from toolkit.backends.deepspeed_config import zero_optimization
 from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
-from toolkit.memory import loss_walk
+from toolkit.memory import loss_walk, zero_walk
 from toolkit.memory.estimate import build_engine_walk, estimate_peak, walk_step
 from toolkit.memory.fsdp2_walk import Fsdp2Walk
 from toolkit.memory.hardware import find_gpu
@@ -20,7 +21,7 @@ from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
 from toolkit.memory.zero12_walk import whole_tensors
 from toolkit.model import loss
-from toolkit.model.sizes import preset_sizes
+from toolkit.model.sizes import ModelSizes, preset_sizes
 
 PAIRS = supported_pairs()
 
@@ -223,12 +224,67 @@ def test_settings_are_the_runs(run_file) -> None:
 
 def test_ddp_without_bucket_views_holds_a_second_set_of_gradients() -> None:
     parameters = preset_sizes("gpt2").parameter_count
-    views, apart = (
-        walk_step(step("ddp", "sharded", gradient_as_bucket_view=view)) for view in (True, False)
+    views, apart, freed = (
+        walk_step(step("ddp", "sharded", gradient_as_bucket_view=view, set_to_none=freed))
+        for view, freed in ((True, None), (False, None), (False, True))
     )
-    # The gradients beside the buckets are there once the first backward pass is over.
-    assert apart.totals()[-1] == views.totals()[-1]
+    assert apart.totals()[-1] - views.totals()[-1] == 4 * parameters
     assert apart.peak().total - views.peak().total == 4 * parameters
+    assert freed.totals()[-1] == views.totals()[-1]
+
+
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("frees", [True, False])
+@pytest.mark.parametrize(("strategy", "accumulation"), PAIRS)
+def test_gradients_stay_between_steps_only_where_they_are_zeroed(
+    strategy, accumulation, frees, views
+) -> None:
+    settings = step(
+        strategy,
+        accumulation,
+        set_to_none=frees,
+        gradient_as_bucket_view=views,
+        grad_accum_steps=3,
+    )
+    between = Ledger()
+    build_engine_walk(settings, between).start()
+    held = sum(size for size, part in between.events if part == "gradients")
+    assert held == sum(size for size, part in walk_step(settings).events if part == "gradients")
+    if strategy == "single" or strategy.startswith("fsdp2"):
+        assert (held == 0) is frees
+
+
+def test_a_compiled_block_keeps_what_cannot_be_computed_again_at_least() -> None:
+    changes = {"precision": "bf16", "world_size": 2, "micro_batch_size": 4}
+    plain, compiled = (
+        estimate_peak(step("fsdp2", "sharded", compile=on, **changes)) for on in (False, True)
+    )
+    sizes = preset_sizes("gpt2")
+    assert plain.least == plain.total == compiled.total
+    # The outputs of two LayerNorms and of GELU, in bf16.
+    spared = sizes.n_layer * 6 * 2 * 4 * 1024 * sizes.n_embd
+    assert compiled.total - compiled.least == spared
+
+
+def test_one_rank_gathers_nothing() -> None:
+    for strategy in ("fsdp2", "zero3"):
+        alone = walk_step(step(strategy, "sharded", world_size=1, precision="fp32"))
+        gathered = [size for size, part in alone.events if part == "communication" and size > 0]
+        two = walk_step(step(strategy, "sharded", world_size=2, precision="fp32"))
+        more = [size for size, part in two.events if part == "communication" and size > 0]
+        assert len(gathered) < len(more)
+
+
+def test_what_stage_3_gathers_ahead_follows_from_the_sizes_it_is_given(monkeypatch) -> None:
+    sizes = ModelSizes(n_layer=6, n_head=4, n_embd=128, vocab_size=512, block_size=128)
+
+    def peak(**changes: int) -> int:
+        zero = {**zero_optimization("zero3", sizes), **changes}
+        monkeypatch.setattr(zero_walk, "zero_optimization", lambda *_: zero)
+        return estimate_peak(step("zero3", "sharded", sizes=sizes, seq_len=32)).total
+
+    assert peak(stage3_prefetch_bucket_size=0) < peak()
+    assert peak(stage3_max_live_parameters=10**9, stage3_max_reuse_distance=10**9) > peak()
 
 
 def test_offloaded_masters_and_moments_are_not_on_the_device() -> None:

@@ -8,8 +8,10 @@ are walked. With c, r and N as in `block_walk`:
     upper end   as without a compiler
     lower end   what follows point by point from something that is kept anyway is computed again:
                 the outputs of both LayerNorms, 2 c N, and of GELU, 4 c N, what makes the second
-                residual wider than the product that went into it, (r - c) N, dropout's masks, and
-                autocast's copies of weights, 12 d^2 c. A block at work holds them all.
+                residual wider than the product that went into it, (r - c) N, dropout's masks, of
+                attention in plain products all but its output and one [T, T] product for each
+                head, and autocast's copies of weights, 12 d^2 c. A block at work holds all that but
+                one of the LayerNorms' outputs, c N.
 
 At both ends a block's gradients come out of its backward pass together, not one by one.
 """
@@ -27,26 +29,43 @@ class CompiledBlockWalk(BlockWalk):
     def __init__(self, settings: StepSettings, ledger: Ledger, engine: EngineWalk) -> None:
         super().__init__(settings, ledger, engine)
         self.waiting: list[Tensor] = []
-        self.copies = 12 * self.d**2 * self.c if self.casts and settings.least_kept else 0
-        pointwise = (6 * self.c + self.r - self.c) * self.N + self.masks
-        self.spare = pointwise + self.copies if settings.least_kept else 0
+        self.copies = 12 * self.d**2 * self.c if self.casts else 0
+        self.spare = self.copies + self._pointwise if settings.least_kept else 0
+
+    @property
+    def _pointwise(self) -> int:
+        """Bytes of one block's activations that follow point by point from others."""
+        spared = (6 * self.c + self.r - self.c) * self.N + self.masks
+        if self.settings.attention == "math":
+            products = self.settings.sizes.n_head * self.rows * self.settings.seq_len
+            spared += self._attention_kept() - self.c * (self.N + products)
+        return spared
 
     def forward(self, layer: int) -> None:
         """Keep less."""
         super().forward(layer)
+        self._forget_cached()
         self.ledger.drop("activations", self.spare)
 
     def forward_then_forget(self, layer: int) -> None:
-        """Nothing is cached for a second use of a weight."""
+        """What is kept is the input in any case."""
         super().forward_then_forget(layer)
-        self.ledger.drop("activations", self.copies)
-        self.cached_copies -= self.copies
+        self._forget_cached()
+
+    def _forget_cached(self) -> None:
+        """Autocast's cache is for what runs outside compiled code."""
+        if self.settings.least_kept:
+            self.ledger.drop("activations", self.cached_copies)
+            self.cached_copies = 0
 
     def backward(self, layer: int) -> None:
         """Compute again what was not kept, and hand all gradients over at the end."""
         if not self.settings.activation_checkpointing:
             self.ledger.add("activations", self.spare)
+        normed = self.c * self.N if self.settings.least_kept else 0
+        self.ledger.drop("activations", normed)
         super().backward(layer)
+        self.ledger.add("activations", normed)
         for tensor in self.waiting:
             self.engine.gradient(tensor)
         self.waiting = []

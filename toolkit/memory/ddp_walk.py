@@ -16,16 +16,16 @@ class DdpWalk(EngineWalk):
     beside the buckets in any case.
 
     After its first reduction DDP makes new buckets, in the order in which gradients came, when the
-    next reduction is prepared; the old ones live until that backward pass has moved the gradients.
-    Where a step reduces once, that is in the second step, beside the optimizer's state: 4 bytes a
-    parameter more than in any later step, and so the peak of the run.
+    next reduction is prepared; where gradients are views of the old ones, these live until that
+    backward pass has moved them. Where a step reduces once, that is in the second step, beside the
+    optimizer's state: 4 bytes a parameter more than in any later step, and so the peak of the run.
     """
 
     def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
         super().__init__(settings, ledger)
         self.views = settings.gradient_as_bucket_view
         reduces_once = settings.accumulation == "replicated" or settings.grad_accum_steps == 1
-        self.rebuilds_in_second_step = reduces_once
+        self.rebuilds_in_second_step = reduces_once and self.views
         self.has_own_gradients = False
 
     def start(self) -> None:

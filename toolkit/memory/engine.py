@@ -72,14 +72,14 @@ class EngineWalk:
     def update(self, tensors: list[Tensor], elements: list[int]) -> None:
         """Walk the optimizer's own temporaries.
 
-        `foreach` AdamW holds the denominator of every parameter at once: 4 bytes an element. SGD
-        adds weight decay into a new tensor: one matrix at a time, on a GPU all of them (`foreach`
-        is PyTorch's default there).
+        Matrices and vectors are updated one group after the other. `foreach` AdamW holds the
+        denominators of a whole group, 4 bytes an element. SGD adds weight decay into a new tensor:
+        one matrix at a time, on a GPU all of them (`foreach` is PyTorch's default there).
         """
         settings = self.settings
+        matrices = [n for t, n in zip(tensors, elements, strict=True) if t.is_matrix]
         if settings.optimizer == "adamw" and settings.foreach:
-            self.ledger.touch("optimizer", 4 * sum(elements))
-        if settings.optimizer == "sgd":
-            decayed = [n for t, n in zip(tensors, elements, strict=True) if t.is_matrix]
+            self.ledger.touch("optimizer", 4 * max(sum(matrices), sum(elements) - sum(matrices)))
+        if settings.optimizer == "sgd" and matrices:
             at_once = sum if settings.foreach or settings.device == "cuda" else max
-            self.ledger.touch("optimizer", 4 * at_once(decayed))
+            self.ledger.touch("optimizer", 4 * at_once(matrices))

@@ -84,6 +84,13 @@ class Zero3Walk(ZeroWalk):
             self.ledger.drop("gradients", 4 * self.parameters)
         self.coordinator.end_pass()
 
+    def _update_part(self, elements: int, *, is_matrix: bool) -> None:
+        """The gradients of matrices or vectors are made one flat tensor first."""
+        flat = 0 if self.settings.offload_optimizer else 4 * elements
+        self.ledger.add("gradients", flat)
+        super()._update_part(elements, is_matrix=is_matrix)
+        self.ledger.drop("gradients", flat)
+
     def step(self) -> None:
         """Update the part, once nothing is gathered any more."""
         self.ledger.at("optimizer step")

@@ -28,6 +28,8 @@ class ZeroWalk(EngineWalk):
     def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
         super().__init__(settings, ledger)
         self.c = settings.width
+        # DeepSpeed frees its own, whatever the loop does.
+        self.keeps_gradients = False
         self.owned = -(-self.parameters // settings.world_size)
         self.zero = zero_optimization(settings.strategy, settings.sizes)
         self.bucket: int = self.zero["reduce_bucket_size"]
@@ -63,8 +65,11 @@ class ZeroWalk(EngineWalk):
     def _update_owned(self) -> None:
         """The norm is taken in fp64, tensor by tensor; the update is of two flat tensors."""
         self.ledger.touch("other", 8 * min(self.largest, self.owned))
-        flat = [Tensor("", -1, self._part(is_matrix=kind), 1, kind) for kind in (True, False)]
-        self.update(flat, [tensor.elements for tensor in flat])
+        for is_matrix in (True, False):
+            self._update_part(self._part(is_matrix=is_matrix), is_matrix=is_matrix)
+
+    def _update_part(self, elements: int, *, is_matrix: bool) -> None:
+        self.update([Tensor("", -1, elements, 1, is_matrix)], [elements])
 
     def _part(self, *, is_matrix: bool) -> int:
         """Elements of this rank's part of the matrices or of the vectors."""
