@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.machine_profile import Kind, MachineProfile
 from benchmarks.record import Arm
 from benchmarks.timeline import Compute, Timeline
-from toolkit.memory.tensors import Tensor, block_tensors, root_tensors
+from toolkit.model.tensors import Tensor, block_tensors, root_tensors
 
 GRADIENT_BYTES = 4
 MIB = 1024**2

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.step_walk import GRADIENT_BYTES, Fsdp2Walk, StepWalk
 from toolkit.backends.deepspeed_config import BUCKETS_PER_MODEL
-from toolkit.memory.tensors import Tensor
+from toolkit.model.tensors import Tensor
 
 
 class Zero12Walk(StepWalk):

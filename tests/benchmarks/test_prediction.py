@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.machine_profile import KINDS, Curve, MachineProfile, Point
+from benchmarks.machine_profile import KINDS
 from benchmarks.prediction import (
     WALKS,
     break_even_micro_batch,
@@ -14,7 +14,7 @@ from benchmarks.prediction import (
 )
 from benchmarks.record import Arm, Sizes, Split
 from benchmarks.timeline import Compute, Timeline
-from tests.benchmarks.arms import ENVIRONMENT, arm, record
+from tests.benchmarks.arms import arm, profile, record
 from toolkit.backends.communication import expected_collectives
 from toolkit.backends.strategies import supported_pairs
 from toolkit.errors import UsageError
@@ -22,30 +22,6 @@ from toolkit.errors import UsageError
 SMALL = Sizes(n_layer=4, n_head=4, n_embd=128, vocab_size=4096, block_size=128)
 COMPUTE = Compute(forward_s=0.1, backward_s=0.2, update_s=0.01)
 PREDICTED = [pair for pair in supported_pairs() if pair[0] in WALKS]
-
-
-def profile(
-    backend: str = "gloo",
-    *,
-    bytes_per_s: float = 1e8,
-    cpu_s_per_byte: float = 0.0,
-    cores: int = 8,
-    world_size: int = 2,
-    link: float | None = None,
-) -> MachineProfile:
-    """All collectives take their bytes by one rate, without latency."""
-    points = tuple(Point(bytes=n, seconds=n / bytes_per_s, spread=0.0) for n in (1, 10**9))
-    curve = Curve(
-        points=points, latency_s=0.0, bytes_per_s=bytes_per_s, cpu_s_per_byte=cpu_s_per_byte
-    )
-    return MachineProfile(
-        environment=ENVIRONMENT.model_copy(update={"cores": cores}),
-        world_size=world_size,
-        backend=backend,
-        link_mbit_per_s=link,
-        collectives=dict.fromkeys(KINDS, curve),
-        matmul_flops_per_s=1e10,
-    )
 
 
 def small(strategy: str, accumulation: str, **changed: Any) -> Arm:
