@@ -2,9 +2,12 @@
 
     python -m benchmarks.collectives --out profile.json
     python -m benchmarks.collectives --link-mbit 100 --out profile_100.json
+    python -m benchmarks.collectives --sweep FOLDER
 
 Ranks run over NCCL where there are GPUs, one on each, else two over gloo; with `--link-mbit` at
-both ends of a throttled link. The machine profile that this writes is what predictions read.
+both ends of a throttled link. The machine profile that this writes is what predictions read; with
+`--sweep` one for each number of ranks and link in the folder's records, as profile*.json beside
+them.
 
 Bus bandwidth and payload are those of nccl-tests (doc/PERFORMANCE.md), so figures can be compared
 with published ones: all-reduce counts 2 (n - 1) / n of its payload, the other two (n - 1) / n.
@@ -32,7 +35,10 @@ from benchmarks.machine_profile import (
     Point,
     bus_factor,
     fit_curve,
+    read_profile,
 )
+from benchmarks.record import read_records
+from benchmarks.sweep import run_app
 from toolkit.errors import HangError, ToolkitError, UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -137,29 +143,56 @@ def print_profile(profile: MachineProfile, console: Console) -> None:
     console.print(table)
 
 
+def missing_profiles(folder: Path) -> dict[Path, tuple[int, float | None]]:
+    """Return the profiles that the predictions of a sweep lack: file, ranks and link of each.
+
+    Raises:
+        UsageError: there are no records, or they cannot be read.
+    """
+    arms = [record.arm for record in read_records(folder)]
+    if not arms:
+        raise UsageError(f"{folder}: no records, so there is no link to measure")
+    there = [read_profile(path) for path in folder.glob("profile*.json")]
+    known = {(profile.world_size, profile.link_mbit_per_s) for profile in there}
+    wanted = {(arm.world_size, arm.link_mbit_per_s): None for arm in arms if arm.world_size > 1}
+    return {
+        folder / _profile_name(ranks, rate): (ranks, rate)
+        for ranks, rate in wanted
+        if (ranks, rate) not in known
+    }
+
+
+def _profile_name(ranks: int, rate_mbit_per_s: float | None) -> str:
+    link = "" if rate_mbit_per_s is None else f"_{rate_mbit_per_s:g}_mbit"
+    return f"profile_{ranks}_ranks{link}.json"
+
+
 def main(
-    out: Annotated[Path, typer.Option(help="where the machine profile goes")] = Path(
+    out: Annotated[Path, typer.Option(help="Where the machine profile goes.")] = Path(
         "profile.json"
     ),
-    world_size: Annotated[int, typer.Option(help="ranks; 0: one per GPU, or two", min=0)] = 0,
+    world_size: Annotated[int, typer.Option(help="Ranks; 0: one per GPU, or two.", min=0)] = 0,
     link_mbit: Annotated[
-        float | None, typer.Option(help="throttle the link between two ranks (root only)")
+        float | None, typer.Option(help="Throttle the link between two ranks (root only).")
+    ] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="Measure what this sweep's predictions need instead.")
     ] = None,
 ) -> None:
     """Measure this machine's collectives and matrix products."""
-    try:
-        profile = measure_profile(
-            world_size=world_size or find_machine().gpus or 2, link_mbit_per_s=link_mbit
-        )
+    wanted = {out: (world_size or find_machine().gpus or 2, link_mbit)}
+    if sweep is not None:
+        wanted = missing_profiles(sweep)
+    for path, (ranks, rate) in wanted.items():
+        profile = measure_profile(world_size=ranks, link_mbit_per_s=rate)
         print_profile(profile, Console())
-        out.write_text(profile.model_dump_json(indent=1))
-    except ToolkitError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        typer.echo(f"error: {out}: {error.strerror}", err=True)
-        raise typer.Exit(2) from None
+        try:
+            path.write_text(profile.model_dump_json(indent=1))
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    run_app(app)

@@ -1,6 +1,7 @@
 from typing import Any
 
 from benchmarks.machine import Machine
+from benchmarks.machine_profile import KINDS, Curve, MachineProfile, Point
 from benchmarks.record import Arm, Environment, Record, Sizes
 
 GIB = 2**30
@@ -27,3 +28,27 @@ def arm(**changed: Any) -> Arm:
 
 def record(of: Arm, **changed: Any) -> Record:
     return Record(arm=of, environment=ENVIRONMENT, **changed)
+
+
+def profile(
+    backend: str = "gloo",
+    *,
+    bytes_per_s: float = 1e8,
+    cpu_s_per_byte: float = 0.0,
+    cores: int = 8,
+    world_size: int = 2,
+    link: float | None = None,
+) -> MachineProfile:
+    """All collectives take their bytes by one rate, without latency."""
+    points = tuple(Point(bytes=n, seconds=n / bytes_per_s, spread=0.0) for n in (1, 10**9))
+    curve = Curve(
+        points=points, latency_s=0.0, bytes_per_s=bytes_per_s, cpu_s_per_byte=cpu_s_per_byte
+    )
+    return MachineProfile(
+        environment=ENVIRONMENT.model_copy(update={"cores": cores}),
+        world_size=world_size,
+        backend=backend,
+        link_mbit_per_s=link,
+        collectives=dict.fromkeys(KINDS, curve),
+        matmul_flops_per_s=1e10,
+    )

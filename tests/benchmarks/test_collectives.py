@@ -1,26 +1,35 @@
-"""Real collectives over a link: its rate, as seen by gloo."""
+"""Real collectives over a link: its rate, as seen by gloo; and what profiles a sweep needs."""
 
 from pathlib import Path
 
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
-from benchmarks.collectives import main, measure_profile
+from benchmarks.collectives import main, measure_profile, missing_profiles
 from benchmarks.links import links_unavailable
 from benchmarks.machine_profile import bus_factor, read_profile
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    app = Typer()
-    app.command()(main)
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.output
+from benchmarks.record import append_record
+from tests.benchmarks.arms import arm, profile, record
+from toolkit.errors import UsageError
 
 
 def test_a_link_of_three_ranks_is_refused() -> None:
-    code, said = run("--world-size", "3", "--link-mbit", "100")
-    assert (code, said) == (2, "error: a link joins 2 ranks, not 3\n")
+    with pytest.raises(UsageError, match="a link joins 2 ranks, not 3"):
+        measure_profile(world_size=3, link_mbit_per_s=100)
+
+
+def test_a_sweep_needs_a_profile_of_each_link_it_has(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no records"):
+        missing_profiles(tmp_path)
+    for link in (100.0, 1000.0, None):
+        append_record(tmp_path, record(arm(strategy="ddp", world_size=2, link_mbit_per_s=link)))
+    append_record(tmp_path, record(arm(strategy="single")))
+    assert missing_profiles(tmp_path) == {
+        tmp_path / "profile_2_ranks_100_mbit.json": (2, 100.0),
+        tmp_path / "profile_2_ranks_1000_mbit.json": (2, 1000.0),
+        tmp_path / "profile_2_ranks.json": (2, None),
+    }
+    (tmp_path / "profile_anything.json").write_text(profile(link=100.0).model_dump_json())
+    assert len(missing_profiles(tmp_path)) == 2
 
 
 @pytest.mark.long
@@ -30,24 +39,26 @@ def test_a_link_of_three_ranks_is_refused() -> None:
 def test_gloo_gets_the_rate_of_the_link(rate_mbit_per_s: float) -> None:
     if reason := links_unavailable():
         pytest.skip(reason)
-    profile = measure_profile(world_size=2, link_mbit_per_s=rate_mbit_per_s)
-    for kind, curve in profile.collectives.items():
+    found = measure_profile(world_size=2, link_mbit_per_s=rate_mbit_per_s)
+    for kind, curve in found.collectives.items():
         bus = curve.bytes_per_s * bus_factor(kind, 2) * 8 / 1e6
         assert bus <= rate_mbit_per_s
     # On two ranks an all-reduce sends its payload once; headers take a twentieth of the rate.
-    assert profile.collectives["all_reduce"].bytes_per_s * 8 / 1e6 > 0.85 * rate_mbit_per_s
+    assert found.collectives["all_reduce"].bytes_per_s * 8 / 1e6 > 0.85 * rate_mbit_per_s
 
 
 @pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
-def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "profile.json"
-    code, said = run("--out", str(out))
-    assert code == 0
-    profile = read_profile(out)
-    assert (profile.world_size, profile.link_mbit_per_s) == (2, None)
-    for kind, curve in profile.collectives.items():
+    main(out=out)
+    said = capsys.readouterr().out
+    found = read_profile(out)
+    assert (found.world_size, found.link_mbit_per_s) == (2, None)
+    for kind, curve in found.collectives.items():
         assert f"{kind}: {curve.latency_s * 1e6:,.0f} us" in said
         assert len(curve.points) > 3
-    assert profile.matmul_flops_per_s > 1e8
+    assert found.matmul_flops_per_s > 1e8
