@@ -109,12 +109,14 @@ class Driver:
             except ArmError as error:
                 yield self._give_up(groups.pop(arm), error)
         for repeat in range(self.sweep.repeats):
-            for arm in [arm for arm in groups if repeat in batch[arm]]:
+            # Every other round goes the other way, so that no arm always follows the same one.
+            turns = list(groups)[:: -1 if repeat % 2 else 1]
+            for arm in [arm for arm in turns if repeat in batch[arm]]:
                 steps = steps_of(proofs[arm]["split"], self.sweep)
                 try:
                     step_s = groups[arm].ask("repeat", steps, timeout_s=self.sweep.timeout_s)
                 except ArmError as error:
-                    yield self._give_up(groups.pop(arm), error)
+                    yield self._give_up(groups.pop(arm), error, repeat=repeat)
                 else:
                     yield self._record(arm, repeat, proofs[arm], step_s)
 
@@ -137,10 +139,10 @@ class Driver:
             mfu=None if peak is None else per_gpu * flops / peak,
         )
 
-    def _give_up(self, group: Group, error: ArmError) -> Record:
+    def _give_up(self, group: Group, error: ArmError, *, repeat: int = 0) -> Record:
         """End a group that failed, lest it runs on beside the others; return its record."""
         group.close(grace_s=0.0)
-        return Record(**self._heading(group.arm), error=str(error))
+        return Record(**self._heading(group.arm), repeat=repeat, error=str(error))
 
     def _heading(self, arm: Arm) -> dict[str, Any]:
         environment = describe_environment(self.machine.name, threads=self.sweep.threads)
