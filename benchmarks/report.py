@@ -1,0 +1,169 @@
+"""`python -m benchmarks.report RECORDS_FOLDER --out DIR`: records as a page, a table and pictures.
+
+Reads `records.jsonl` and, for predictions, `profile.json` of the folder; writes `report.html`,
+`records.csv` with a line for each record, and a PNG for each chart.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.charts import bytes_chart, memory_chart, prediction_chart, speed_chart
+from benchmarks.comparison import over_links, pairs_of
+from benchmarks.figures import write_png
+from benchmarks.link_charts import ratio_chart, time_chart
+from benchmarks.measured import KINDS, grouped, measured_arms, step_seconds, why_not_measured
+from benchmarks.page import page
+from benchmarks.record import RECORDS, Arm, Environment, Record, read_records
+from benchmarks.tables import (
+    arms_table,
+    bytes_table,
+    crossing_table,
+    findings,
+    prediction_table,
+    unmeasured_table,
+)
+from toolkit.errors import ToolkitError, UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a report and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of a sweep, with its records.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    asked = parser.parse_args(arguments)
+    try:
+        write_report(asked.folder, asked.out)
+    except ToolkitError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(asked.out / "report.html")
+    return 0
+
+
+def write_report(folder: Path, out: Path) -> None:
+    """Write the report on a folder's records.
+
+    Raises:
+        UsageError: there are no records, or a line is damaged, which it names.
+    """
+    records = read_records(folder)
+    if not records:
+        raise UsageError(f"{folder / RECORDS}: no records, so there is nothing to report")
+    out.mkdir(parents=True, exist_ok=True)
+    predicted_s: dict[Arm, float] = {}
+    arms = measured_arms(records)
+    pairs = pairs_of(arms, predicted_s)
+    linked = over_links(pairs)
+    hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
+    charts = [
+        speed_chart(arms),
+        time_chart(linked, predicted_s),
+        ratio_chart(linked),
+        bytes_chart(arms),
+        memory_chart(arms),
+        prediction_chart(pairs),
+    ]
+    for chart in charts:
+        if chart.panels:
+            write_png(chart, out / f"{chart.name}.png", footer=f"Measured on {hardware}")
+    _write_csv(out / "records.csv", records, predicted_s)
+    attached = [folder / RECORDS, folder / "profile.json", out / "records.csv"]
+    html = page(
+        title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
+        findings=findings(records, arms, pairs),
+        charts=charts,
+        hardware=hardware,
+        tables=[
+            crossing_table(linked),
+            prediction_table(pairs),
+            bytes_table(arms),
+            arms_table(arms, predicted_s),
+            unmeasured_table(records),
+        ],
+        method=[*map(_machine, _environments(records)), *_METHOD],
+        attached={path.name: path.read_bytes() for path in attached if path.exists()},
+    )
+    (out / "report.html").write_text(html)
+
+
+def _sweeps(records: Sequence[Record]) -> str:
+    named = dict.fromkeys(record.sweep for record in records if record.sweep)
+    return ", ".join(named) or "single arms"
+
+
+def _environments(records: Sequence[Record]) -> list[Environment]:
+    """Return environments that differ in more than the time, each as of its first record."""
+    every = (record.environment for record in records)
+    return [alike[0] for alike in grouped(every, _without_time)]
+
+
+def _without_time(environment: Environment) -> str:
+    return environment.model_dump_json(exclude={"started_at"})
+
+
+def _hardware(environment: Environment) -> str:
+    return f"{environment.device} ({environment.cpu}, {environment.cores} cores)"
+
+
+def _machine(environment: Environment) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    git = ", ".join(f"{key} {value}" for key, value in (environment.git or {}).items())
+    return (
+        f"Measured on {_hardware(environment)}, {environment.threads} threads per rank, from "
+        f"{environment.started_at} on; {versions}{'; git: ' if git else ''}{git}."
+    )
+
+
+def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, float]) -> None:
+    rows = [_row(record, predicted_s) for record in records]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
+    measured = why_not_measured(record) is None
+    arm = record.arm.model_dump(exclude={"model"})
+    traffic, split = record.collectives or {}, record.split
+    return {
+        "sweep": record.sweep,
+        **arm,
+        **record.arm.model.model_dump(),
+        "repeat": record.repeat,
+        "step_s": step_seconds(record) if measured else None,
+        "predicted_step_s": predicted_s.get(record.arm),
+        "tokens_per_s": record.tokens_per_s,
+        "mfu": record.mfu,
+        **{f"{kind}_bytes": traffic[kind].bytes if kind in traffic else None for kind in KINDS},
+        "gradient_bytes_held": record.gradient_bytes_held,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "estimated_peak_memory_bytes": record.estimated_peak_memory_bytes,
+        "forward_s": split and split.forward_s,
+        "backward_s": split and split.backward_s,
+        "communication_s": split and split.communication_s,
+        "optimizer_s": split and split.optimizer_s,
+        "not_measured": why_not_measured(record),
+    }
+
+
+_METHOD = (
+    "Every arm has processes of its own and runs the toolkit's training step. Its first step has "
+    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the arm counts as "
+    "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
+    "are interleaved with the other arms'. A repeat counts with the median of its steps, an arm "
+    "with the median of its repeats. Ratios are taken repeat by repeat.",
+    "Collectives, bytes and gradients held are counted in the running program. Forward, backward, "
+    "exposed communication and optimizer come from other steps than the timed ones. MFU is given "
+    "where the device's peak is known. Peak memory in brackets is the toolkit's estimate.",
+    "A stands for the micro-steps of one optimizer step. With A = 1 both modes are the same "
+    "program, so ratios begin above it.",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
