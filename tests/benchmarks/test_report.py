@@ -16,7 +16,7 @@ from benchmarks.record import append_record
 from benchmarks.report import main
 from tests.benchmarks.plausible import arm, record, unmeasured
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PANELS = {"speed": 2, "time": 2, "ratio": 1, "bytes": 2, "memory": 2}
 
 
