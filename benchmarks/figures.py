@@ -7,6 +7,7 @@ from html import escape
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from toolkit.backends.strategies import Accumulation, Strategy
@@ -133,7 +134,7 @@ def write_png(chart: Chart, path: Path, *, footer: str) -> None:
 
 
 def _draw(panel: Panel, axes: "Axes") -> None:
-    axes.set_title(panel.title)
+    axes.set_title(fill(panel.title, width=40))
     axes.set_axisbelow(True)
     panel.draw(axes)
 
@@ -187,6 +188,7 @@ def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> N
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = [float(to_axes.transform((x, y))[1]) for x, y, _, _ in ends]
+    leader = {"arrowstyle": "-", "ls": ":", "lw": 0.8, "relpos": (0, 0.5), "shrinkB": 3}
     for (x, y, text, colour), height in zip(ends, apart(heights, gap=0.085), strict=True):
         axes.annotate(
             text,
@@ -196,15 +198,20 @@ def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> N
             va="center",
             fontsize=7.5,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "ls": ":", "lw": 0.8, "shrinkB": 3},
+            arrowprops=leader | {"color": colour},
         )
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights in the same order, at least `gap` apart and as a whole in the same place."""
+    """Return heights in the same order, at least `gap` apart if that fits, all from 0 to 1."""
+    if len(heights) < 2:
+        return list(heights)
+    gap = min(gap, 1 / (len(heights) - 1))
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     moved = list(heights)
     for lower, upper in pairwise(order):
         moved[upper] = max(moved[upper], moved[lower] + gap)
-    drift = sum(moved) / len(moved) - sum(heights) / len(heights) if heights else 0
+    # As a whole they stay where they were, or as near as the axes let them.
+    drift = sum(moved) / len(moved) - sum(heights) / len(heights)
+    drift = min(max(drift, moved[order[-1]] - 1), moved[order[0]])
     return [height - drift for height in moved]

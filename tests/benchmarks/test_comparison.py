@@ -125,6 +125,8 @@ def _with(of: Record, **changes: object) -> Record:
 def test_labels_that_touch_are_moved_apart() -> None:
     assert apart([0.9, 0.1, 0.5], gap=0.1) == [0.9, 0.1, 0.5]
     assert apart([0.5, 0.5], gap=0.1) == pytest.approx([0.45, 0.55])
+    assert apart([0.98, 0.98], gap=0.1) == pytest.approx([0.9, 1.0])
+    assert apart([0.0, 0.5, 0.0], gap=0.9) == pytest.approx([0.0, 1.0, 0.5])
     assert apart([], gap=0.1) == []
 
 
