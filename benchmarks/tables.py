@@ -212,11 +212,16 @@ def _split(record: Record) -> list[str]:
 def unmeasured_table(records: Sequence[Record]) -> Table:
     """Return what failed or was skipped, with the reason."""
     reasons = [(record, why_not_measured(record)) for record in records]
+    measured = {record.arm for record, why in reasons if why is None}
     return Table(
         title="Not measured",
-        head=("arm", "repeat", "reason"),
-        rows=[(r.arm.label, str(r.repeat), why) for r, why in reasons if why is not None],
-        left=3,
+        head=("arm", "repeat", "other repeats", "reason"),
+        rows=[
+            (r.arm.label, str(r.repeat), "measured" if r.arm in measured else NOTHING, why)
+            for r, why in reasons
+            if why is not None
+        ],
+        left=4,
     )
 
 
