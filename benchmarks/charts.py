@@ -125,7 +125,9 @@ def _bytes(axes: "Axes", arms: Sequence[Measured]) -> None:
         ends = [bounds.low / MIB, bounds.high / MIB]
         axes.plot(ends, [row, row], color=INK, marker="|", markersize=9, lw=0.8)
         names.append(f"{arm.strategy}, {arm.accumulation}")
-    axes.set(xlabel="MiB per step and rank", xlim=(0, None))
+    axes.use_sticky_edges = False
+    axes.set(xlabel="MiB per step and rank")
+    axes.set_xlim(left=0)
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
 
@@ -145,7 +147,8 @@ def memory_chart(arms: Sequence[Measured]) -> Chart:
         name="memory",
         title="Speed against gradient memory held between micro-steps",
         caption="Measured, at the largest A of each setting: circles replicated, squares sharded, "
-        "diamonds deferred; a line joins the modes of a strategy. Up and left is better.",
+        "diamonds deferred. Bars reach from the lowest to the highest repeat, lines join the modes "
+        "of a strategy. Up and left is better.",
         panels=panels,
         absent="No setting has two arms that hold gradients between micro-steps.",
     )
@@ -158,8 +161,9 @@ def _memory(axes: "Axes", arms: Sequence[Measured]) -> None:
         x = [(m.records[0].gradient_bytes_held or 0) / MIB for m in modes]
         y = [m.tokens_per_s.median for m in modes]
         axes.plot(x, y, color=COLOURS[strategy], lw=0.8)
-        for measured, held, speed in zip(modes, x, y, strict=True):
-            axes.plot(held, speed, MARKERS[measured.arm.accumulation], color=COLOURS[strategy])
+        for measured, held in zip(modes, x, strict=True):
+            alone = style_of(measured.arm) | {"linestyle": ""}
+            draw_spread(axes, [held], [measured.tokens_per_s], **alone)
         right = max(range(len(x)), key=lambda i: x[i])
         ends.append((x[right], y[right], strategy, COLOURS[strategy]))
     axes.set(xlabel="gradients held, MiB per rank", ylabel="tokens/s")

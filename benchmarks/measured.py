@@ -129,7 +129,6 @@ def describe(arm: Arm, fields: Iterable[str]) -> str:
 
 
 def _words(arm: Arm, field: str) -> str:
-    link = arm.link_mbit_per_s
     words = {
         "micro_batch_size": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
         "seq_len": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
@@ -139,9 +138,14 @@ def _words(arm: Arm, field: str) -> str:
         "activation_checkpointing": "checkpointing" if arm.activation_checkpointing else "all kept",
         "compile": "compiled" if arm.compile else "eager",
         "data": f"{arm.data} data",
-        "link_mbit_per_s": "unthrottled" if link is None else f"{link:,g} Mbit/s",
+        "link_mbit_per_s": link_words(arm.link_mbit_per_s),
     }
     return words.get(field, str(getattr(arm, field)))
+
+
+def link_words(mbit_per_s: float | None) -> str:
+    """Return a link's rate, `100 Mbit/s`, or that it is the machine's own."""
+    return "unthrottled" if mbit_per_s is None else f"{mbit_per_s:,g} Mbit/s"
 
 
 def rounded(value: float) -> str:

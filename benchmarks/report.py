@@ -1,29 +1,41 @@
 """`python -m benchmarks.report RECORDS_FOLDER --out DIR`: records as a page, a table and pictures.
 
-Reads `records.jsonl` and, for predictions, `profile.json` of the folder; writes `report.html`,
-`records.csv` with a line for each record, and a PNG for each chart.
+Reads `records.jsonl` of the folder and, for predictions, `profile*.json`, one for each link; writes
+`report.html`, `records.csv` with a line for each record, and a PNG for each chart.
 """
 
 import argparse
 import csv
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import bytes_chart, memory_chart, prediction_chart, speed_chart
 from benchmarks.comparison import over_links, pairs_of
 from benchmarks.figures import write_png
+from benchmarks.findings import findings
 from benchmarks.link_charts import ratio_chart, time_chart
-from benchmarks.measured import KINDS, grouped, measured_arms, step_seconds, why_not_measured
+from benchmarks.machine_profile import MachineProfile, read_profile
+from benchmarks.measured import (
+    KINDS,
+    Measured,
+    grouped,
+    measured_arms,
+    step_seconds,
+    why_not_measured,
+)
 from benchmarks.page import page
+from benchmarks.prediction import compute_of, predict_step
 from benchmarks.record import RECORDS, Arm, Environment, Record, read_records
 from benchmarks.tables import (
     arms_table,
     bytes_table,
     crossing_table,
-    findings,
     prediction_table,
+    profile_table,
     unmeasured_table,
 )
 from toolkit.errors import ToolkitError, UsageError
@@ -38,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         write_report(asked.folder, asked.out)
     except ToolkitError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(asked.out / "report.html")
     return 0
@@ -54,8 +66,10 @@ def write_report(folder: Path, out: Path) -> None:
     if not records:
         raise UsageError(f"{folder / RECORDS}: no records, so there is nothing to report")
     out.mkdir(parents=True, exist_ok=True)
-    predicted_s: dict[Arm, float] = {}
     arms = measured_arms(records)
+    profile_files = sorted(folder.glob("profile*.json"))
+    profiles = [read_profile(path) for path in profile_files]
+    predicted_s = _predicted(arms, profiles)
     pairs = pairs_of(arms, predicted_s)
     linked = over_links(pairs)
     hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
@@ -71,7 +85,7 @@ def write_report(folder: Path, out: Path) -> None:
         if chart.panels:
             write_png(chart, out / f"{chart.name}.png", footer=f"Measured on {hardware}")
     _write_csv(out / "records.csv", records, predicted_s)
-    attached = [folder / RECORDS, folder / "profile.json", out / "records.csv"]
+    attached = [folder / RECORDS, out / "records.csv", *profile_files]
     html = page(
         title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
         findings=findings(records, arms, pairs),
@@ -80,14 +94,32 @@ def write_report(folder: Path, out: Path) -> None:
         tables=[
             crossing_table(linked),
             prediction_table(pairs),
+            profile_table(profiles),
             bytes_table(arms),
             arms_table(arms, predicted_s),
             unmeasured_table(records),
         ],
-        method=[*map(_machine, _environments(records)), *_METHOD],
-        attached={path.name: path.read_bytes() for path in attached if path.exists()},
+        method=[
+            *map(_machine, _environments(records)),
+            *_MEASURED,
+            *(_PREDICTED if predicted_s else ()),
+        ],
+        attached={path.name: path.read_bytes() for path in attached},
     )
     (out / "report.html").write_text(html)
+
+
+def _predicted(arms: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Arm, float]:
+    """Return predicted seconds per step of the arms whose link has a profile."""
+    records = [record for measured in arms for record in measured.records]
+    found = {}
+    for arm, profile in product((measured.arm for measured in arms), profiles):
+        compute = compute_of(records, arm)
+        # What the model does not know, such as groups within the world, it refuses.
+        with suppress(UsageError):
+            if compute is not None:
+                found[arm] = predict_step(arm, compute, profile).step_s
+    return found
 
 
 def _sweeps(records: Sequence[Record]) -> str:
@@ -151,7 +183,7 @@ def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
     }
 
 
-_METHOD = (
+_MEASURED = (
     "Every arm has processes of its own and runs the toolkit's training step. Its first step has "
     "to agree with plain PyTorch's in one process, in loss and gradient norm, or the arm counts as "
     "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
@@ -162,6 +194,12 @@ _METHOD = (
     "where the device's peak is known. Peak memory in brackets is the toolkit's estimate.",
     "A stands for the micro-steps of one optimizer step. With A = 1 both modes are the same "
     "program, so ratios begin above it.",
+)
+_PREDICTED = (
+    "Predictions know no step time. What an arm computes is taken from the split of the arm of its "
+    "strategy with replicated accumulation on the fastest link, what it communicates from the byte "
+    "formulas, how long that takes from collectives measured by themselves over the same link, and "
+    "what overlaps from the order in which the engine works.",
 )
 
 

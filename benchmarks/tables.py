@@ -1,6 +1,5 @@
-"""What a report says in words and tables."""
+"""The tables of a report."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,8 @@ from benchmarks.comparison import (
     measured_points,
     predicted_points,
 )
+from benchmarks.machine_profile import KINDS as PROFILED
+from benchmarks.machine_profile import Kind, MachineProfile, bus_factor
 from benchmarks.measured import (
     KINDS,
     Measured,
@@ -20,7 +21,9 @@ from benchmarks.measured import (
     describe,
     expected_payload,
     gradients_agree,
+    link_words,
     payload,
+    rounded,
     varied_fields,
     why_not_measured,
 )
@@ -38,45 +41,6 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int
-
-
-def findings(
-    records: Sequence[Record], arms: Sequence[Measured], pairs: Sequence[Pair]
-) -> list[str]:
-    """Return what the records say as a whole, a sentence each."""
-    good = [record for measured in arms for record in measured.records]
-    skipped = sum(record.skipped is not None for record in records)
-    failed = len(records) - len(good) - skipped
-    said = [
-        f"{len(arms)} arms were measured, {len(good)} repeats in all; failed: {failed}, "
-        f"skipped: {skipped}.",
-        f"Collectives and bytes counted are what the formulas say in "
-        f"{share(map(counts_agree, good))} repeats, gradient bytes held in "
-        f"{share(map(gradients_agree, good))}.",
-    ]
-    if pairs:
-        faster = Counter(pair.faster for pair in pairs)
-        said.append(
-            f"Of {len(pairs)} pairs of arms that differ in the mode alone, replicated was more "
-            f"than {PERCENT} faster in {faster['replicated']}, sharded in "
-            f"{faster['sharded']}; in {faster[None]} they are closer than that."
-        )
-    within = [pair.within for pair in pairs if pair.within is not None]
-    if within:
-        named = [pair.named_right for pair in pairs if pair.named_right is not None]
-        said.append(
-            f"The predicted ratio of their step times is within {PERCENT} of the measured "
-            f"one in {share(within)}, and the faster mode is named right in {share(named)} where "
-            "one is faster."
-        )
-    return said
-
-
-def share(judged: Iterable[bool]) -> str:
-    """Return how many of how many, `38 of 40 (95 %)`."""
-    listed = list(judged)
-    percent = f" ({100 * sum(listed) / len(listed):.0f} %)" if listed else ""
-    return f"{sum(listed)} of {len(listed)}{percent}"
 
 
 def prediction_table(pairs: Sequence[Pair]) -> Table:
@@ -132,6 +96,31 @@ def crossing_table(groups: Sequence[Sequence[Pair]]) -> Table:
         ],
         left=2,
     )
+
+
+def profile_table(profiles: Sequence[MachineProfile]) -> Table:
+    """Return what predictions know of each link: the line through its collectives' times."""
+    return Table(
+        title="Collectives as measured for the predictions: latency, bus bandwidth",
+        head=("link", "ranks", "backend", *KINDS, "matrix products, GFLOP/s per rank"),
+        rows=[
+            (
+                link_words(profile.link_mbit_per_s),
+                str(profile.world_size),
+                profile.backend,
+                *(_line(profile, kind) for kind in PROFILED),
+                f"{profile.matmul_flops_per_s / 1e9:,.1f}",
+            )
+            for profile in profiles
+        ],
+        left=3,
+    )
+
+
+def _line(profile: MachineProfile, kind: Kind) -> str:
+    curve = profile.collectives[kind]
+    bus = curve.bytes_per_s * bus_factor(kind, profile.world_size)
+    return f"{1e3 * curve.latency_s:.2f} ms, {rounded(bus / 1e6)} MB/s"
 
 
 def bytes_table(arms: Sequence[Measured]) -> Table:

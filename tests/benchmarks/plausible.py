@@ -4,6 +4,7 @@ import random
 from itertools import product
 from typing import Any
 
+from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Arm, Record
 from toolkit.backends.communication import Range, expected_collectives
 from toolkit.backends.held_gradients import held_gradient_bytes
@@ -103,6 +104,31 @@ def record(of: Arm, repeat: int = 0, **changes: Any) -> Record:
         "tokens_per_s_per_gpu": of.tokens_per_step / median / of.world_size,
     }
     return Record.model_validate({**good, **changes})
+
+
+def profile(link_mbit_per_s: float) -> MachineProfile:
+    """A machine profile of 2 ranks whose collectives take what the link needs, and 0.1 ms."""
+    rate = link_mbit_per_s * 1e6 / 8
+    return MachineProfile.model_validate(
+        {
+            "environment": ENVIRONMENT,
+            "world_size": 2,
+            "backend": "gloo",
+            "link_mbit_per_s": link_mbit_per_s,
+            "collectives": {
+                kind: {
+                    "points": [
+                        {"bytes": size, "seconds": 1e-4 + size * share / rate, "spread": 0.02}
+                        for size in (10**4, 10**7)
+                    ],
+                    "latency_s": 1e-4,
+                    "bytes_per_s": rate / share,
+                }
+                for kind, share in (("all_reduce", 1), ("reduce_scatter", 0.5), ("all_gather", 0.5))
+            },
+            "matmul_flops_per_s": 5e10,
+        }
+    )
 
 
 def unmeasured(of: Arm, **reason: str) -> Record:
