@@ -1,0 +1,194 @@
+"""Records in the shape that charts and tables want: the repeats of an arm as one."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, TypeVar
+
+from benchmarks.record import Arm, Bounds, Record, Traffic
+from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
+
+Item = TypeVar("Item")
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+CHOICE = {"strategy", "accumulation", "grad_accum_steps"}
+"""Fields of an arm that a user chooses between; the others are the setting he is in."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of the repeats, between the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> "Spread":
+        """Return the spread of at least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm and the records of its repeats, at least one, all of them good."""
+
+    arm: Arm
+    records: tuple[Record, ...]
+
+    @cached_property
+    def step_s(self) -> Spread:
+        """Seconds per optimizer step; a repeat counts with the median of its timed steps."""
+        return Spread.over([step_seconds(record) for record in self.records])
+
+    @cached_property
+    def tokens_per_s(self) -> Spread:
+        """Tokens of all ranks per second."""
+        tokens = self.arm.tokens_per_step
+        return Spread.over([tokens / step_seconds(record) for record in self.records])
+
+    @property
+    def setting(self) -> str:
+        """Equal for arms that differ in nothing but strategy, accumulation and A."""
+        return setting_of(self.arm)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Return lists of items with equal keys, in the order of their first ones."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def step_seconds(record: Record) -> float:
+    """Return the median seconds of a good record's timed steps."""
+    assert record.step_s
+    return median(record.step_s)
+
+
+def setting_of(arm: Arm, *, without: Iterable[str] = ()) -> str:
+    """Return all of an arm but the choice and `without`, as a text that can be compared."""
+    return arm.model_dump_json(exclude=CHOICE.union(without))
+
+
+def why_not_measured(record: Record) -> str | None:
+    """Return why a record counts for nothing, None if it does count."""
+    if record.skipped or record.error:
+        return f"skipped: {record.skipped}" if record.skipped else f"failed: {record.error}"
+    if record.agreement is None or not record.agreement.ok:
+        return f"failed: {_disagreement(record)}"
+    return None if record.step_s else "failed: no step was timed"
+
+
+def _disagreement(record: Record) -> str:
+    first = record.agreement
+    if first is None:
+        return "the first step was not compared with the reference"
+    return (
+        f"the first step is not the reference's: loss {first.loss:.7g} for "
+        f"{first.reference_loss:.7g}, grad_norm {first.grad_norm:.7g} for "
+        f"{first.reference_grad_norm:.7g}"
+    )
+
+
+def measured_arms(records: Iterable[Record]) -> list[Measured]:
+    """Return the arms that were measured, in the order of tables."""
+    good = [record for record in records if why_not_measured(record) is None]
+    repeats = grouped(good, lambda record: record.arm)
+    found = [Measured(group[0].arm, tuple(group)) for group in repeats]
+    return sorted(found, key=lambda measured: _order(measured.arm))
+
+
+def _order(arm: Arm) -> tuple[Any, ...]:
+    return (
+        arm.model.model_sizes().parameter_count,
+        arm.world_size,
+        arm.precision,
+        arm.tokens_per_micro_step,
+        arm.link_mbit_per_s or float("inf"),
+        arm.loss,
+        arm.compile,
+        STRATEGIES.index(arm.strategy),
+        arm.grad_accum_steps,
+        ACCUMULATIONS.index(arm.accumulation),
+    )
+
+
+def varied_fields(arms: Iterable[Arm]) -> list[str]:
+    """Return the fields of the setting in which arms differ, in the order of `Arm`."""
+    found = list(arms)
+    fields = [name for name in Arm.model_fields if name not in CHOICE]
+    return [name for name in fields if len({getattr(arm, name) for arm in found}) > 1]
+
+
+def describe(arm: Arm, fields: Iterable[str]) -> str:
+    """Return the fields in words, `1 x 64 tokens, 100 Mbit/s`; empty for no fields."""
+    return ", ".join(dict.fromkeys(_words(arm, field) for field in fields))
+
+
+def _words(arm: Arm, field: str) -> str:
+    words = {
+        "micro_batch_size": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
+        "seq_len": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
+        "world_size": f"{arm.world_size} {'rank' if arm.world_size == 1 else 'ranks'}",
+        "model": f"{rounded(arm.model.model_sizes().parameter_count / 1e6)}M parameters",
+        "loss": f"{arm.loss} loss",
+        "activation_checkpointing": "checkpointing" if arm.activation_checkpointing else "all kept",
+        "compile": "compiled" if arm.compile else "eager",
+        "data": f"{arm.data} data",
+        "link_mbit_per_s": link_words(arm.link_mbit_per_s),
+    }
+    return words.get(field, str(getattr(arm, field)))
+
+
+def link_words(mbit_per_s: float | None) -> str:
+    """Return a link's rate, `100 Mbit/s`, or that it is the machine's own."""
+    return "unthrottled" if mbit_per_s is None else f"{mbit_per_s:,g} Mbit/s"
+
+
+def rounded(value: float) -> str:
+    """Return three significant digits, written out: `1,230`."""
+    return f"{float(f'{value:.3g}'):,g}"
+
+
+def listed(*words: str) -> str:
+    """Return the words that say something, with commas between."""
+    return ", ".join(filter(None, words))
+
+
+def payload(traffic: dict[str, Traffic], kinds: Sequence[str] = KINDS) -> int:
+    """Return the bytes of some kinds together."""
+    return sum(traffic[kind].bytes for kind in kinds if kind in traffic)
+
+
+def expected_payload(record: Record, kinds: Sequence[str] = KINDS) -> Bounds:
+    """Return what the formulas say of `payload`, with equal ends where they are exact."""
+    expected = record.expected_collectives or {}
+    ranges = [_bounds(expected[kind].bytes) for kind in kinds if kind in expected]
+    return Bounds(low=sum(r.low for r in ranges), high=sum(r.high for r in ranges))
+
+
+def counts_agree(record: Record) -> bool:
+    """Whether calls and bytes of every kind are what the formulas say."""
+    counted, expected = record.collectives or {}, record.expected_collectives or {}
+    return counted.keys() == expected.keys() and all(
+        _admits(expected[kind].bytes, counted[kind].bytes)
+        and _admits(expected[kind].calls, counted[kind].calls)
+        for kind in expected
+    )
+
+
+def gradients_agree(record: Record) -> bool:
+    """Whether the gradients held between micro-steps are as large as the formula says."""
+    return record.gradient_bytes_held in (None, record.expected_gradient_bytes_held)
+
+
+def _bounds(value: int | Bounds) -> Bounds:
+    return value if isinstance(value, Bounds) else Bounds(low=value, high=value)
+
+
+def _admits(expected: int | Bounds, found: int) -> bool:
+    bounds = _bounds(expected)
+    return bounds.low <= found <= bounds.high

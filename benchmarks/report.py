@@ -1,0 +1,207 @@
+"""`python -m benchmarks.report RECORDS_FOLDER --out DIR`: records as a page, a table and pictures.
+
+Reads `records.jsonl` of the folder and, for predictions, `profile*.json`, one for each link; writes
+`report.html`, `records.csv` with a line for each record, and a PNG for each chart.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.charts import bytes_chart, memory_chart, prediction_chart, speed_chart
+from benchmarks.comparison import over_links, pairs_of
+from benchmarks.figures import write_png
+from benchmarks.findings import findings
+from benchmarks.link_charts import ratio_chart, time_chart
+from benchmarks.machine_profile import MachineProfile, read_profile
+from benchmarks.measured import (
+    KINDS,
+    Measured,
+    grouped,
+    measured_arms,
+    step_seconds,
+    why_not_measured,
+)
+from benchmarks.page import page
+from benchmarks.prediction import compute_of, predict_step
+from benchmarks.record import RECORDS, Arm, Environment, Record, read_records
+from benchmarks.tables import (
+    arms_table,
+    bytes_table,
+    crossing_table,
+    prediction_table,
+    profile_table,
+    unmeasured_table,
+)
+from toolkit.errors import ToolkitError, UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a report and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of a sweep, with its records.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    asked = parser.parse_args(arguments)
+    try:
+        write_report(asked.folder, asked.out)
+    except ToolkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(asked.out / "report.html")
+    return 0
+
+
+def write_report(folder: Path, out: Path) -> None:
+    """Write the report on a folder's records.
+
+    Raises:
+        UsageError: there are no records, or a line is damaged, which it names.
+    """
+    records = read_records(folder)
+    if not records:
+        raise UsageError(f"{folder / RECORDS}: no records, so there is nothing to report")
+    out.mkdir(parents=True, exist_ok=True)
+    arms = measured_arms(records)
+    profile_files = sorted(folder.glob("profile*.json"))
+    profiles = [read_profile(path) for path in profile_files]
+    predicted_s = _predicted(arms, profiles)
+    pairs = pairs_of(arms, predicted_s)
+    linked = over_links(pairs)
+    hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
+    charts = [
+        speed_chart(arms),
+        time_chart(linked, predicted_s),
+        ratio_chart(linked),
+        bytes_chart(arms),
+        memory_chart(arms),
+        prediction_chart(pairs),
+    ]
+    for chart in charts:
+        if chart.panels:
+            write_png(chart, out / f"{chart.name}.png", footer=f"Measured on {hardware}")
+    _write_csv(out / "records.csv", records, predicted_s)
+    attached = [folder / RECORDS, out / "records.csv", *profile_files]
+    html = page(
+        title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
+        findings=findings(records, arms, pairs),
+        charts=charts,
+        hardware=hardware,
+        tables=[
+            crossing_table(linked),
+            prediction_table(pairs),
+            profile_table(profiles),
+            bytes_table(arms),
+            arms_table(arms, predicted_s),
+            unmeasured_table(records),
+        ],
+        method=[
+            *map(_machine, _environments(records)),
+            *_MEASURED,
+            *(_PREDICTED if predicted_s else ()),
+        ],
+        attached={path.name: path.read_bytes() for path in attached},
+    )
+    (out / "report.html").write_text(html)
+
+
+def _predicted(arms: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Arm, float]:
+    """Return predicted seconds per step of the arms whose link has a profile."""
+    records = [record for measured in arms for record in measured.records]
+    found = {}
+    for arm, profile in product((measured.arm for measured in arms), profiles):
+        compute = compute_of(records, arm)
+        # What the model does not know, such as groups within the world, it refuses.
+        with suppress(UsageError):
+            if compute is not None:
+                found[arm] = predict_step(arm, compute, profile).step_s
+    return found
+
+
+def _sweeps(records: Sequence[Record]) -> str:
+    named = dict.fromkeys(record.sweep for record in records if record.sweep)
+    return ", ".join(named) or "single arms"
+
+
+def _environments(records: Sequence[Record]) -> list[Environment]:
+    """Return environments that differ in more than the time, each as of its first record."""
+    every = (record.environment for record in records)
+    return [alike[0] for alike in grouped(every, _without_time)]
+
+
+def _without_time(environment: Environment) -> str:
+    return environment.model_dump_json(exclude={"started_at"})
+
+
+def _hardware(environment: Environment) -> str:
+    return f"{environment.device} ({environment.cpu}, {environment.cores} cores)"
+
+
+def _machine(environment: Environment) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    git = ", ".join(f"{key} {value}" for key, value in (environment.git or {}).items())
+    return (
+        f"Measured on {_hardware(environment)}, {environment.threads} threads per rank, from "
+        f"{environment.started_at} on; {versions}{'; git: ' if git else ''}{git}."
+    )
+
+
+def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, float]) -> None:
+    rows = [_row(record, predicted_s) for record in records]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
+    measured = why_not_measured(record) is None
+    arm = record.arm.model_dump(exclude={"model"})
+    traffic, split = record.collectives or {}, record.split
+    return {
+        "sweep": record.sweep,
+        **arm,
+        **record.arm.model.model_dump(),
+        "repeat": record.repeat,
+        "step_s": step_seconds(record) if measured else None,
+        "predicted_step_s": predicted_s.get(record.arm),
+        "tokens_per_s": record.tokens_per_s,
+        "mfu": record.mfu,
+        **{f"{kind}_bytes": traffic[kind].bytes if kind in traffic else None for kind in KINDS},
+        "gradient_bytes_held": record.gradient_bytes_held,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "estimated_peak_memory_bytes": record.estimated_peak_memory_bytes,
+        "forward_s": split and split.forward_s,
+        "backward_s": split and split.backward_s,
+        "communication_s": split and split.communication_s,
+        "optimizer_s": split and split.optimizer_s,
+        "not_measured": why_not_measured(record),
+    }
+
+
+_MEASURED = (
+    "Every arm has processes of its own and runs the toolkit's training step. Its first step has "
+    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the arm counts as "
+    "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
+    "are interleaved with the other arms'. A repeat counts with the median of its steps, an arm "
+    "with the median of its repeats. Ratios are taken repeat by repeat.",
+    "Collectives, bytes and gradients held are counted in the running program. Forward, backward, "
+    "exposed communication and optimizer come from other steps than the timed ones. MFU is given "
+    "where the device's peak is known. Peak memory in brackets is the toolkit's estimate.",
+    "A stands for the micro-steps of one optimizer step. With A = 1 both modes are the same "
+    "program, so ratios begin above it.",
+)
+_PREDICTED = (
+    "Predictions know no step time. What an arm computes is taken from the split of the arm of its "
+    "strategy with replicated accumulation on the fastest link, what it communicates from the byte "
+    "formulas, how long that takes from collectives measured by themselves over the same link, and "
+    "what overlaps from the order in which the engine works.",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
