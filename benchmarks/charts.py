@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.comparison import BREAK_EVEN, PERCENT, Pair
 from benchmarks.figures import (
@@ -70,7 +70,7 @@ def _speed(axes: "Axes", arms: Sequence[Measured], top: float) -> None:
     label_ends(axes, ends)
 
 
-def draw_spread(axes: "Axes", x: Sequence[float], spreads: Sequence[Spread], **style: str) -> None:
+def draw_spread(axes: "Axes", x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
     """Draw medians as a line with markers, and from the lowest to the highest repeat as bars."""
     middle = [spread.median for spread in spreads]
     below = [spread.median - spread.low for spread in spreads]

@@ -124,9 +124,12 @@ class Measurement:
 
     def _sync(self) -> None:
         position = self._position()
-        self.seconds["sync"].append(
-            seconds(lambda: (self._waits.begin(position), self._waits.finish()))
-        )
+
+        def save() -> None:
+            self._waits.begin(position)
+            self._waits.finish()
+
+        self.seconds["sync"].append(seconds(save))
 
     def _asynchronous(self) -> None:
         quiet = median(seconds(lambda: step(self.engine)) for _ in range(QUIET_STEPS))

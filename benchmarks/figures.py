@@ -8,7 +8,7 @@ from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.backends.strategies import Accumulation, Strategy
 
@@ -47,7 +47,7 @@ MARKERS: dict[Accumulation, str] = {"replicated": "o", "sharded": "s", "deferred
 
 PANEL_INCHES = (3.7, 2.9)
 
-_STYLE = {
+_STYLE: Any = {
     "axes.edgecolor": INK,
     "axes.grid": True,
     "axes.labelcolor": INK,

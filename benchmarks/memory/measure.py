@@ -19,7 +19,7 @@ def measure_all(configurations: Sequence[Configuration]) -> dict[Configuration, 
     grouped: dict[tuple[str, int], list[Configuration]] = defaultdict(list)
     for configuration in configurations:
         grouped[configuration.strategy, configuration.world_size].append(configuration)
-    found = {}
+    found: dict[Configuration, dict[str, Any]] = {}
     for (strategy, world_size), group in grouped.items():
         found |= dict(zip(group, measure_group(strategy, world_size, group), strict=True))
     return found
