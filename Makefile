@@ -30,9 +30,11 @@ test-long: $(READY)
 test-crash: $(READY)
 	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
 
-# Time, traffic and memory of strategies and accumulation modes; carries on where it was stopped.
+# Time, traffic and memory of strategies and accumulation modes, and the report on them; carries on
+# where it was stopped.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
+	$(BIN)/python -m benchmarks.report runs/benchmarks/$(SWEEP) --out runs/benchmarks/$(SWEEP)/report
 
 # The memory formula and its rivals against traced and measured steps.
 memory-errors: $(READY)

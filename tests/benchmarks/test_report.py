@@ -82,9 +82,9 @@ def test_the_records_are_attached(html: str, folders: tuple[Path, Path]) -> None
         rows = list(csv.DictReader(file))
     written = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert [row["strategy"] for row in rows] == [line["arm"]["strategy"] for line in written]
-    assert [bool(row["step_s"]) for row in rows] == [
-        line["error"] is None and line["skipped"] is None for line in written
-    ]
+    measured = [line["error"] is None and line["skipped"] is None for line in written]
+    assert [bool(row["step_s"]) for row in rows] == measured
+    assert [bool(row["predicted_step_s"]) for row in rows] == measured
 
 
 def test_ids_are_unique_and_colours_are_the_pages(html: str) -> None:
