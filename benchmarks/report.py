@@ -60,12 +60,16 @@ def write_report(folder: Path, out: Path) -> None:
     """Write the report on a folder's records.
 
     Raises:
-        UsageError: there are no records, or a line is damaged, which it names.
+        UsageError: there are no records, a line is damaged (it names the line), or `out` cannot be
+            made.
     """
     records = read_records(folder)
     if not records:
         raise UsageError(f"{folder / RECORDS}: no records, so there is nothing to report")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be made a folder: {error.strerror}") from None
     arms = measured_arms(records)
     profile_files = sorted(folder.glob("profile*.json"))
     profiles = [read_profile(path) for path in profile_files]

@@ -61,6 +61,14 @@ def test_a_damaged_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{tmp_path}/records.jsonl:2: " in capsys.readouterr().err
 
 
+def test_a_place_that_is_no_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_record(tmp_path, record(arm("ddp", "sharded")))
+    assert main([str(tmp_path), "--out", str(tmp_path / "records.jsonl")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --out {tmp_path}/records.jsonl: ")
+
+
 def test_every_chart_is_in_the_page_and_a_picture(html: str, folders: tuple[Path, Path]) -> None:
     shown = Counter(re.findall(r'<svg [^>]*aria-labelledby="(\w+)-\d+-title"', html))
     assert shown == PANELS
