@@ -52,8 +52,8 @@ def missing_groups(oracle: dict[Configuration, dict[str, int]]) -> Iterable[list
     """Yield what is to be measured together: launches by strategy and ranks, traces one by one."""
     todo = [c for name in (*SETS, *EXTRAS) for c in load(name) if c not in oracle]
 
-    def key(configuration: Configuration) -> tuple[str, int]:
-        return configuration.strategy, configuration.world_size
+    def key(configuration: Configuration) -> tuple[bool, str, int]:
+        return configuration.compile, configuration.strategy, configuration.world_size
 
     measured = sorted((c for c in todo if c.method == "allocator"), key=key)
     for _, group in groupby(measured, key):

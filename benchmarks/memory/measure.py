@@ -38,7 +38,7 @@ def measure_group(
             strategy,
             world_size,
             [arm.__file__, str(order_file)],
-            timeout_s=280.0,
+            timeout_s=600.0,
             environment={"PYTHONPATH": str(ROOT)},
         )
         measured: list[dict[str, Any]] = json.loads(results.read_text())

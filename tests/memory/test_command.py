@@ -51,21 +51,20 @@ def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> Non
 
 
 def test_knobs_without_a_configuration_key_are_options(monkeypatch, capsys) -> None:
-    def peak(strategy: str, seq_len: int, *words: str) -> int:
-        sizes = (
-            f"data.seq_len={seq_len}",
-            "batch.micro_batch_size=1",
-            "batch.tokens_per_step=1024",
-        )
-        asked = ("--strategies", strategy, "--world-size", "2", "--json", *words, *sizes)
-        assert run(monkeypatch, *asked) == 0
-        return json.loads(capsys.readouterr().out)["rows"][0]["bytes"]["peak"]
+    def peak(strategy: str, tokens: int, *words: str, waves: int = 1) -> int:
+        sizes = (f"data.seq_len={tokens // 8}", f"batch.tokens_per_step={2 * waves * tokens}")
+        asked = ("--strategies", strategy, "--world-size", "2", "--micro-batch-size", "8", *words)
+        assert run(monkeypatch, *asked, "--json", *sizes) == 0
+        return json.loads(capsys.readouterr().out)["rows"][-1]["bytes"]["peak"]
 
     parameters = preset_sizes("gpt2").parameter_count
     assert peak("single", 8, "--foreach") > peak("single", 8)
-    assert peak("single", 512, "--attention", "math") > peak("single", 512)
-    assert peak("single", 512, "--no-set-to-none") > peak("single", 512)
-    assert peak("ddp", 8, "--no-gradient-as-bucket-view") - peak("ddp", 8) == 4 * parameters
+    assert peak("single", 4096, "--attention", "math") > peak("single", 4096)
+    assert peak("fsdp2", 4096, "--no-set-to-none") > peak("fsdp2", 4096)
+    views, apart = (
+        peak("ddp", 8, *words, waves=2) for words in ((), ("--no-gradient-as-bucket-view",))
+    )
+    assert apart - views == 4 * parameters
     assert peak("zero2", 8, "--offload-optimizer") - peak("zero2", 8) < -4 * parameters
 
 

@@ -40,11 +40,15 @@ def warning_before(estimate: Peak, available: int) -> str | None:
 
 def comparison_after(estimate: Peak, measured: int) -> str:
     """Return the line at the end of a run."""
-    difference = estimate.total / measured - 1
+    expected = f"{estimate.total / GIB:.3g} GiB"
+    found = f"difference {estimate.total / measured - 1:+.2%}"
+    if estimate.least < estimate.total:
+        expected = f"{estimate.least / GIB:.3g} to {expected}"
+        is_inside = estimate.least <= measured <= estimate.total
+        found = "inside that range" if is_inside else "outside that range"
     return (
-        f"memory     estimated {estimate.total / GIB:.3g} GiB, measured {measured / GIB:.3g} GiB, "
-        f"difference {difference:+.2%}; estimated peak at {estimate.moment}: "
-        f"{describe_parts(estimate.parts)}"
+        f"memory     estimated {expected}, measured {measured / GIB:.3g} GiB, {found}; "
+        f"estimated peak at {estimate.moment}: {describe_parts(estimate.parts)}"
     )
 
 

@@ -7,7 +7,9 @@ through PyTorch inside a collective are counted apart: its threads come to them 
 lets them, so what lies beside them differs from step to step, and no GPU has them.
 
 Worker threads free without a report; a block whose free was not seen, and which no tensor holds
-once the step is over, counts only for the moment of its allocation.
+once the step is over, counts only for the moment of its allocation. What was there before and is
+freed inside stays counted, since the profiler does not report it either; what no tensor of Python's
+refers to, such as DDP's buckets where gradients are not views of them, is not counted before.
 """
 
 import gc
@@ -58,9 +60,9 @@ class MeasuredPeak:
     device_total: int | None = None
 
     def on_device(self) -> dict[str, int]:
-        """Return what a GPU tells beyond allocated bytes, under the names of `metrics.jsonl`."""
+        """Return what there is beyond allocated bytes, under the names of `metrics.jsonl`."""
         if self.reserved is None or self.device_total is None:
-            return {}
+            return {"transport_memory_bytes": self.transport}
         return {
             "reserved_memory_bytes": self.reserved,
             "device_memory_bytes": self.device_total,

@@ -14,7 +14,7 @@ from toolkit.backends.strategies import (
 )
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
-from toolkit.memory.hardware import GIB, find_gpu, load_gpus
+from toolkit.memory.hardware import find_gpu, in_gib, load_gpus
 from toolkit.memory.report import Row, as_json, estimate_row, max_micro_batch, print_table
 from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes
@@ -89,7 +89,7 @@ def estimate(question: Question) -> None:
         f"micro-step, {first.precision} on {first.device}; allocated bytes per rank at the peak"
     )
     print_table(rows, gpus, largest)
-    print(_checkpoint_line(checkpoint, question.world_size))
+    print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
     if any(s.compile for s in steps):
         print(_compile_line(question))
 
@@ -103,8 +103,8 @@ def _row(settings: StepSettings, method: str) -> Row:
 
 
 def _checkpoint_line(size: int, ranks: int) -> str:
-    share = f"; each of {ranks} ranks writes {size / ranks / GIB:.2f} GiB of it, its own share"
-    return f"a checkpoint takes {size / GIB:.2f} GiB of disk{share if ranks > 1 else ''}"
+    share = f"; each of {ranks} ranks writes {in_gib(size // ranks)} GiB of it, its own share"
+    return f"a checkpoint takes {in_gib(size)} GiB of disk{share if ranks > 1 else ''}"
 
 
 def _compile_line(question: Question) -> str:

@@ -11,6 +11,11 @@ from toolkit.memory.calibration import Calibration, load_calibration
 GIB = 2**30
 
 
+def in_gib(size: int) -> str:
+    """Return bytes as GiB with two decimals, small ones with two digits."""
+    return f"{size / GIB:.2f}" if size > GIB / 10 else f"{size / GIB:.2g}"
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A device; `memory_bytes` counts a vendor's GB as GiB, as GPUs are sold."""

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from toolkit.memory.estimate import estimate_peak
-from toolkit.memory.hardware import GIB, Gpu
+from toolkit.memory.hardware import GIB, Gpu, in_gib
 from toolkit.memory.ledger import PARTS, Moment, Part
 from toolkit.memory.settings import StepSettings
 
@@ -30,9 +30,9 @@ class Row:
     @property
     def gib(self) -> str:
         """The peak or its range in GiB."""
-        if self.least in (None, self.peak):
-            return f"{self.peak / GIB:.2f}"
-        return f"{self.least / GIB:.2f} - {self.peak / GIB:.2f}"
+        if self.least is None or self.least == self.peak:
+            return in_gib(self.peak)
+        return f"{in_gib(self.least)} - {in_gib(self.peak)}"
 
     def as_json(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
         """Return the row with the names that scripts rely on."""

@@ -21,25 +21,12 @@ with several micro-steps that is the second pass of the first step.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolkit.memory.ledger import Ledger
+from toolkit.memory.zero3_record import EMBEDDINGS_BACKWARD, WPE, WTE, Key, record_of
 from toolkit.model.sizes import ModelSizes
-from toolkit.model.tensors import Tensor, block_tensors, root_tensors
-
-Key = tuple[str, int, bool]
-"""Module, layer, and whether it is the backward pass, as the walk names them."""
-
-WTE, WPE = 0, 1
-"""The first two parameters of the model."""
-EMBEDDINGS_BACKWARD: tuple[Key, Key] = (("wte", -1, True), ("wpe", -1, True))
-
-
-class Visit(NamedTuple):
-    """One entry of the record: parameters by number; `key` is None where the walk does not stop."""
-
-    key: Key | None
-    parameters: tuple[int, ...]
+from toolkit.model.tensors import model_tensors
 
 
 class Flat:
@@ -77,7 +64,8 @@ class Coordinator:
         self.shards = shards
         self.width = width
         self.decided = decided
-        self.elements, self.record = record_of(sizes, recomputes=recomputes)
+        self.elements = [tensor.elements for tensor in model_tensors(sizes)]
+        self.record = record_of(sizes.n_layer, recomputes=recomputes)
         most = zero["stage3_param_persistence_threshold"]
         self.persistent = [p for p, elements in enumerate(self.elements) if elements <= most]
         self.bucket: int = zero["stage3_prefetch_bucket_size"]
@@ -221,72 +209,3 @@ class Coordinator:
                 passed += self.elements[parameter]
             position += 1
         return done
-
-
-def record_of(sizes: ModelSizes, *, recomputes: bool) -> tuple[list[int], list[Visit]]:
-    """Return each parameter's elements, and the record of one pass forward and backward."""
-    wte, wpe, *last_norm = root_tensors(sizes)
-    tensors: list[Tensor] = [wte, wpe]
-    record = [_silent(), _silent(), Visit(("wte", -1, False), (WTE,))]
-    record += [Visit(("wpe", -1, False), (WPE,)), _silent()]
-    blocks = []
-    for layer in range(sizes.n_layer):
-        first = len(tensors)
-        tensors += block_tensors(layer, sizes.n_embd)
-        blocks.append(_Block(layer, first))
-        record += blocks[-1].forward()
-    norm = (len(tensors), len(tensors) + 1)
-    tensors += last_norm
-    record += [Visit(("ln_f", -1, False), norm), Visit(("lm_head", -1, False), (WTE,))]
-    record += [_silent(), Visit(("lm_head", -1, True), (WTE,)), _silent()]
-    record.append(Visit(("ln_f", -1, True), norm))
-    for block in reversed(blocks):
-        record += block.recompute_and_backward() if recomputes else block.backward()
-    record += [_silent(), Visit(("wpe", -1, True), (WPE,)), Visit(("wte", -1, True), (WTE,))]
-    return [tensor.elements for tensor in tensors], record
-
-
-def _silent() -> Visit:
-    """A container, an activation function or a dropout: no parameters, but a chance to prefetch."""
-    return Visit(None, ())
-
-
-class _Block:
-    """The visits of one block; its parameters are numbered from `first`, in the model's order."""
-
-    def __init__(self, layer: int, first: int) -> None:
-        names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-        pairs = {name: (first + 2 * i, first + 2 * i + 1) for i, name in enumerate(names)}
-        self.there = {name: Visit((name, layer, False), pair) for name, pair in pairs.items()}
-        self.back = {name: Visit((name, layer, True), pair) for name, pair in pairs.items()}
-
-    def forward(self) -> list[Visit]:
-        """Visit block, norm, attention, its parts and dropout, norm, MLP, its parts and dropout."""
-        there = self.there
-        return [
-            *(_silent(), there["ln_1"], _silent(), there["attn.c_attn"], there["attn.c_proj"]),
-            *(_silent(), there["ln_2"], _silent(), there["mlp.c_fc"], _silent()),
-            *(there["mlp.c_proj"], _silent()),
-        ]
-
-    def backward(self) -> list[Visit]:
-        """The same the other way round; containers come before their parts here too."""
-        back = self.back
-        return [*(_silent(), _silent(), _silent(), back["mlp.c_proj"]), *self._after_last_product()]
-
-    def recompute_and_backward(self) -> list[Visit]:
-        """Recomputation begins below the last product and ends with entering it again."""
-        product = self.back["mlp.c_proj"]
-        return [
-            *(_silent(), _silent(), _silent(), Visit(None, product.parameters)),
-            *self.forward()[:-2],
-            product,
-            *self._after_last_product(),
-        ]
-
-    def _after_last_product(self) -> list[Visit]:
-        back = self.back
-        return [
-            *(_silent(), back["mlp.c_fc"], back["ln_2"], _silent(), _silent()),
-            *(back["attn.c_proj"], back["attn.c_attn"], back["ln_1"]),
-        ]
