@@ -35,7 +35,10 @@ CONGESTION_CONTROL = "reno"
 _NAME = re.compile(r"scaling-(\d+)-[0-9a-f]+-[01]")
 _REMOVE = """
 for name; do
-    ip netns pids "$name" | xargs -r kill -KILL
+    while pids=$(ip netns pids "$name") && [ -n "$pids" ]; do
+        kill -KILL $pids
+        sleep 0.02
+    done
     ip netns delete "$name"
 done 2>/dev/null
 """

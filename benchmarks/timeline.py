@@ -1,7 +1,9 @@
 """Two clocks, of what computes and of what communicates, and what a step moves them by. Pure.
 
 One process group carries out its collectives one after another, in the order in which they are
-started. What waits for one stands still until it is over; what does not is overlapped.
+started. What waits for one stands still until it is over; what does not is overlapped. On CPUs the
+backend's threads need cores, too (`Timeline.start`); what a GPU's collectives take from the kernels
+beside them is not in the model.
 """
 
 from dataclasses import dataclass
