@@ -16,6 +16,7 @@ is there, and one of every bias, which autocast keeps until the forward pass is 
 is 64 N. What is freed on the way is walked too: it decides the peak where little is kept.
 """
 
+from toolkit.memory import attention
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
@@ -155,7 +156,8 @@ class BlockWalk:
         normed = self.r * self.N
         self._norm("ln_1", layer)
         self._linear("attn.c_attn", layer, 1, 3, cast=True)
-        self._attention()
+        self.ledger.touch("activations", attention.forward_bytes(self.settings))
+        self.ledger.add("activations", attention.kept_bytes(self.settings))
         self._linear("attn.c_proj", layer, 1, 1, cast=False)
         self.dropout(self.c)
         if self.casts:
@@ -184,36 +186,12 @@ class BlockWalk:
         self.ledger.add("activations", self.r * self.N)
         self.ledger.drop("activations", (self.c + (self.r if self.casts else 0)) * self.N)
 
-    def _attention(self) -> None:
-        self.ledger.touch("activations", self._attention_working())
-        self.ledger.add("activations", self._attention_kept())
-
-    def _attention_kept(self) -> int:
-        """Bytes that attention keeps beyond query, key and value.
-
-        Flash: its output and 4 B h T of log-sum-exp. Plain products compute in fp32 whatever the
-        inputs: fp32 copies of query, key and value, the weights, and under dropout their mask and
-        the dropped weights too, each 4 B h T^2.
-        """
-        settings = self.settings
-        heads = settings.sizes.n_head * self.rows
-        if settings.attention == "flash":
-            return self.c * self.N + 4 * heads
-        weights = 4 * heads * settings.seq_len * (3 if settings.dropout else 1)
-        # The product of query, key and value is not kept beside the copies.
-        return self.c * self.N + (12 - 3 * self.c) * self.N + weights
-
-    def _attention_working(self) -> int:
-        settings = self.settings
-        scores = settings.sizes.n_head * self.rows * settings.seq_len
-        return 0 if settings.attention == "flash" else 5 * scores + self._attention_kept()
-
     def _block_kept(self) -> int:
         """Bytes of one block's own activations, its input and copies of weights left out."""
         normed = 2 * self.c * self.N
         inner = (3 + 8) * self.c * self.N
         second = self.r * self.N
-        kept = second + 2 * self.stats + normed + inner + self._attention_kept()
+        kept = second + 2 * self.stats + normed + inner + attention.kept_bytes(self.settings)
         return kept + self.masks
 
     @property
@@ -272,12 +250,10 @@ class BlockWalk:
 
     def _backward_attention(self) -> None:
         keep, free = self.ledger.add, self.ledger.drop
-        c, N, settings = self.c, self.N, self.settings
-        if settings.attention == "math":
-            scores = settings.sizes.n_head * self.rows * settings.seq_len
-            self.ledger.touch("activations", 8 * scores + 4 * N)
+        c, N = self.c, self.N
+        self.ledger.touch("activations", attention.backward_bytes(self.settings))
         keep("activations", 3 * c * N)
         # The gradient of the output, query, key and value, and what attention kept.
-        free("activations", (1 + 3) * c * N + self._attention_kept())
+        free("activations", (1 + 3) * c * N + attention.kept_bytes(self.settings))
         keep("activations", 3 * c * N)
         free("activations", 3 * c * N)

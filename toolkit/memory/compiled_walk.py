@@ -16,6 +16,7 @@ are walked. With c, r and N as in `block_walk`:
 At both ends a block's gradients come out of its backward pass together, not one by one.
 """
 
+from toolkit.memory import attention
 from toolkit.memory.block_walk import BlockWalk
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.ledger import Ledger
@@ -37,8 +38,8 @@ class CompiledBlockWalk(BlockWalk):
         """Bytes of one block's activations that follow point by point from others."""
         spared = (6 * self.c + self.r - self.c) * self.N + self.masks
         if self.settings.attention == "math":
-            products = self.settings.sizes.n_head * self.rows * self.settings.seq_len
-            spared += self._attention_kept() - self.c * (self.N + products)
+            least = self.c * (self.N + attention.products(self.settings))
+            spared += attention.kept_bytes(self.settings) - least
         return spared
 
     def forward(self, layer: int) -> None:
