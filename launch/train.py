@@ -2,7 +2,7 @@
 
 import sys
 
-from toolkit.training.worker import main
+from toolkit.training.worker import end_process, main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data import durable
 from toolkit.training import loop, validation
 from toolkit.training.step import StepResult, train_step
-from toolkit.training.worker import main
+from toolkit.training.worker import end_process, main
 
 RANK = os.environ.get("RANK", "0")
 
@@ -209,4 +209,4 @@ def faulty_main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(faulty_main(sys.argv[1:]))
+    end_process(faulty_main(sys.argv[1:]))

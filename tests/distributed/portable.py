@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from toolkit.backends.engine import Engine, Kind
 from toolkit.backends.launched import read_launch
@@ -23,6 +22,7 @@ from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import PortableState, read_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
 from toolkit.training.step import train_step
+from toolkit.training.worker import end_process
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 
@@ -53,9 +53,6 @@ def main(folder: Path, names: list[str]) -> None:
         )
     if engine.rank == 0:
         print("PORTABLE " + json.dumps(differing), flush=True)
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
 
 
 def save(engine: Engine, folder: Path, position: Position, *, asynchronous: bool) -> None:
@@ -93,3 +90,4 @@ def differences(engine: Engine, checkpoint: Path) -> list[str]:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    end_process(0)
