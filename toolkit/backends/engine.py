@@ -5,10 +5,11 @@ the whole global batch, so that shares add up; `Engine.backward` therefore multi
 of ranks what the engine will divide by.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +18,9 @@ from torch import nn
 
 from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import Accumulation
+
+_CLIP_EPSILON = 1e-6
+"""Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
 
 MicroBatch = TypeVar("MicroBatch")
 Kind = Literal["parameter", "exp_avg", "exp_avg_sq"]
@@ -32,6 +36,7 @@ class Engine(ABC):
         device: where batches must be.
         at_boundary: whether the earlier micro-steps of the current window are over.
         waited_s: seconds in reductions that the loop asked for, since the start.
+        parameters: the model's, each once: those whose gradients are clipped.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Engine(ABC):
         self.device: torch.device = accelerator.device
         self.at_boundary = True
         self.waited_s = 0.0
+        self.parameters: Sequence[nn.Parameter] = tuple(model.parameters())
         self._left_out = False
 
     @property
@@ -72,21 +78,22 @@ class Engine(ABC):
         an engine decides before the forward pass whether the backward pass will communicate.
         """
         *earlier, last = micro_batches
-        self.at_boundary = False
-        for micro_batch in earlier:
+        if earlier:
+            self.at_boundary = False
             with self._before_last_micro_step():
-                yield micro_batch
+                yield from earlier
         self.at_boundary = True
         yield last
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
-        """Return the context of every micro-step but the last; set by the accumulation mode."""
-        return _nothing()
+        """Return the context of all micro-steps but the last; set by the accumulation mode."""
+        return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's share of the global mean loss."""
         self.accelerator.backward(loss * self.world_size)
 
+    @torch.no_grad()
     def clip_and_step(self) -> torch.Tensor:
         """Clip the averaged gradient, update the parameters, clear the gradient.
 
@@ -95,14 +102,28 @@ class Engine(ABC):
         Returns:
             The global L2 norm of the gradient before clipping, a scalar.
         """
-        max_norm = self.grad_clip or float("inf")
-        grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+        if self._scales:
+            self.accelerator.unscale_gradients()
+        gradients = self._local_gradients()
+        grad_norm = self._global_norm(gradients)
+        norm = grad_norm.item()
+        # As torch.nn.utils.clip_grad_norm_ does, but gradients that stay as they are aren't touched.
+        if 0 < self.grad_clip < norm + _CLIP_EPSILON:
+            torch._foreach_mul_(gradients, self.grad_clip / (norm + _CLIP_EPSILON))
         # The norm is that of the averaged gradient, so every rank decides alike.
-        self._left_out = self.loss_scale is None and not torch.isfinite(grad_norm)
+        self._left_out = not self._scales and not math.isfinite(norm)
         if not self._left_out:
             self.optimizer.step()
         self._clear_gradients()
         return grad_norm
+
+    def _local_gradients(self) -> list[torch.Tensor]:
+        """Return what this rank holds of the averaged gradient, as plain tensors."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Return the L2 norm of the whole gradient, from what this rank holds of it."""
+        return nn.utils.get_total_norm(gradients)
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -110,7 +131,12 @@ class Engine(ABC):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last update was left out because its gradient was not finite."""
-        return self._left_out or bool(self.optimizer.step_was_skipped)
+        return self._left_out or (self._scales and bool(self.optimizer.step_was_skipped))
+
+    @property
+    def _scales(self) -> bool:
+        """Whether losses are scaled, as fp16 needs, and gradients so until the update."""
+        return self.accelerator.scaler is not None
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group."""
@@ -231,11 +257,6 @@ class Engine(ABC):
     def finish_loading(self) -> None:
         """Called once after all parameters are set, where an engine keeps a second copy."""
         return
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def start_adamw(optimizer: Any, updates: int) -> None:

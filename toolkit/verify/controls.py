@@ -4,7 +4,7 @@ Each control breaks one thing in an engine that is otherwise like a run's. A pro
 the same proves nothing, so `toolkit verify --controls` asks that every one of them is caught.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,13 +107,8 @@ def clip_before_averaging(engine: Engine, case: Case) -> None:
 
 def forget_the_tied_weight(engine: Engine, case: Case) -> None:
     """Clip by the norm of all parameters but the one that the head shares."""
-    clip = engine.accelerator.clip_grad_norm_
     tied = engine.module.get_parameter("lm_head.weight")
-
-    def clip_others(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-        return clip([p for p in parameters if p is not tied], max_norm)
-
-    engine.accelerator.clip_grad_norm_ = clip_others
+    engine.parameters = [p for p in engine.parameters if p is not tied]
 
 
 def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
