@@ -8,7 +8,7 @@ of ranks what the engine will divide by.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -35,7 +35,7 @@ class Engine(ABC):
         optimizer: the wrapped optimizer, with `param_groups`.
         device: where batches must be.
         at_boundary: whether the earlier micro-steps of the current window are over.
-        waited_s: seconds in reductions that the loop asked for, since the start.
+        waited_s: seconds in collectives that the loop asked for, since the start.
         parameters: the model's, each once: those whose gradients are clipped.
     """
 
@@ -123,7 +123,7 @@ class Engine(ABC):
 
     def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Return the L2 norm of the whole gradient, from what this rank holds of it."""
-        return nn.utils.get_total_norm(gradients)
+        return torch.stack(torch._foreach_norm(gradients)).norm()
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -155,19 +155,47 @@ class Engine(ABC):
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of `value` over all ranks; a collective, so every rank must call it."""
-        return self._reduced(value, dist.ReduceOp.SUM)
+        return self.begin_sum(value)()
+
+    def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to add up `value` over all ranks; what is returned waits for the sum."""
+        total = value.detach().clone()
+        work = dist.all_reduce(total, async_op=True) if self.world_size > 1 else None
+
+        def finish() -> torch.Tensor:
+            if work is not None:
+                with self._waiting():
+                    work.wait()
+            return total
+
+        return finish
 
     def max_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the largest `value` of all ranks; a collective."""
-        return self._reduced(value, dist.ReduceOp.MAX)
-
-    def _reduced(self, value: torch.Tensor, op: Any) -> torch.Tensor:
-        reduced = value.detach().clone()
+        largest = value.detach().clone()
         if self.world_size > 1:
-            started = time.perf_counter()
-            dist.all_reduce(reduced, op=op)
-            self.waited_s += time.perf_counter() - started
-        return reduced
+            with self._waiting():
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest
+
+    def gather_numbers(self, own: Sequence[float]) -> list[list[float]]:
+        """Return each rank's numbers, in the order of ranks; one collective for all of them.
+
+        Whole numbers below 2^53 come through exactly.
+        """
+        if self.world_size == 1:
+            return [list(own)]
+        sent = torch.tensor(own, dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(sent) for _ in range(self.world_size)]
+        with self._waiting():
+            dist.all_gather(found, sent)
+        return torch.stack(found).tolist()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - started
 
     def gather_from_ranks(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks; a collective that also waits."""

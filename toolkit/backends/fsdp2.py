@@ -57,7 +57,7 @@ class Fsdp2Engine(Engine):
 
     def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Add up the squares of all slices; replica groups hold the same."""
-        total = nn.utils.get_total_norm(gradients).double().square()
+        total = super()._global_norm(gradients).double().square()
         mesh = cast(DTensor, self.parameters[0]).device_mesh
         dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
         return total.sqrt().float()

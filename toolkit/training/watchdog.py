@@ -19,7 +19,12 @@ _SOONEST_S = 1e-3
 _WAIT_FOR_OTHERS_S = 1.5
 """Ranks that wait for a hung one last moved a little later than it, so they notice later."""
 # Where Python is while it waits for other ranks; backward is mostly such waiting as well.
-_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
+_WAITING = (
+    "torch/distributed/",
+    "torch/autograd/graph.py",
+    "deepspeed/comm/",
+    "toolkit/backends/engine.py",
+)
 
 
 @dataclass(frozen=True)

@@ -118,20 +118,20 @@ def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
 
 def take_the_mean_of_means(engine: Engine, case: Case) -> None:
     """Weigh micro-batches alike, however many of their targets are valid."""
-    sum_over_ranks = engine.sum_over_ranks
+    begin_sum = engine.begin_sum
     valid_in_step = [torch.tensor(0)]
 
-    def sum_and_remember(value: torch.Tensor) -> torch.Tensor:
-        total = sum_over_ranks(value)
+    def sum_and_remember(value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        finish = begin_sum(value)
         if not value.is_floating_point():
-            valid_in_step[0] = total
-        return total
+            valid_in_step[0] = finish()
+        return finish
 
     def reweigh(module: nn.Module, inputs: tuple[torch.Tensor, ...], loss: torch.Tensor) -> Any:
         mean_valid = valid_in_step[0] / (case.grad_accum_steps * engine.world_size)
         return loss * mean_valid / (inputs[1] != IGNORE_INDEX).sum()
 
-    engine.sum_over_ranks = sum_and_remember  # type: ignore[method-assign]
+    engine.begin_sum = sum_and_remember  # type: ignore[method-assign]
     engine.model.register_forward_hook(reweigh)
 
 
