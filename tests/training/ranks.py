@@ -57,7 +57,6 @@ class ThreadEngine(ReplicatedEngine):
             accelerator=SimpleNamespace(
                 device=torch.device("cpu"),
                 backward=torch.Tensor.backward,
-                clip_grad_norm_=nn.utils.clip_grad_norm_,
                 scaler=None,
             ),
             model=model,

@@ -27,7 +27,9 @@ def step(*ranks: list[Rows], lr: float = 0.5) -> list[tuple[StepResult, float]]:
 
 def only(found: list[tuple[StepResult, float]]) -> tuple[float, float, float]:
     """Loss, gradient and factor that all ranks found alike."""
-    distinct = {(result.loss_share.item(), result.grad_norm.item(), factor) for result, factor in found}
+    distinct = {
+        (result.loss_share.item(), result.grad_norm.item(), factor) for result, factor in found
+    }
     assert len(distinct) == 1
     return distinct.pop()
 

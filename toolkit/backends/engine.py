@@ -107,7 +107,7 @@ class Engine(ABC):
         gradients = self._local_gradients()
         grad_norm = self._global_norm(gradients)
         norm = grad_norm.item()
-        # As torch.nn.utils.clip_grad_norm_ does, but gradients that stay as they are aren't touched.
+        # As torch.nn.utils.clip_grad_norm_, which also touches gradients that stay as they are.
         if 0 < self.grad_clip < norm + _CLIP_EPSILON:
             torch._foreach_mul_(gradients, self.grad_clip / (norm + _CLIP_EPSILON))
         # The norm is that of the averaged gradient, so every rank decides alike.

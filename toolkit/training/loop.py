@@ -213,7 +213,7 @@ class Loop:
         signal, unfinished writing.
 
         Returns:
-            The loss; the highest number of a signal that any rank got, or 0; whether any is writing.
+            The loss, the highest number of a signal that any rank got or 0, whether any is writing.
         """
         stop = signal.Signals[self.stop.signal].value if self.stop.signal else 0
         own = [float(result.loss_share), peak.bytes if peak else 0, stop, self.saving.is_writing]

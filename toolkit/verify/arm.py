@@ -123,7 +123,10 @@ def build_case(
     GradientState._reset_state()
     torch.manual_seed(case.seed)
     model = GPT2(
-        sizes, dropout=case.dropout, activation_checkpointing=case.activation_checkpointing
+        sizes,
+        dropout=case.dropout,
+        activation_checkpointing=case.activation_checkpointing,
+        loss=case.loss,
     )
     if case.compile:
         model.compile_blocks()
