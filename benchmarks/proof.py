@@ -15,7 +15,7 @@ from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.launched import Launched
 from toolkit.errors import ToolkitError
 from toolkit.memory.allocator import measure_peak
-from toolkit.training.step import MicroBatch, StepResult, train_step
+from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify.arm import most_held, watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
 
@@ -97,17 +97,20 @@ def _train_first(trainer: ArmTrainer, first: FirstStep) -> Agreement | None:
     if trainer.arm.compile:
         # Having seen two shapes, it would compile for any, which is slower than for one.
         torch._dynamo.reset()
-    return agree(result, first.reference) if first.reference else None
+    found = {
+        "loss": float(trainer.engine.sum_over_ranks(result.loss_share)),
+        "grad_norm": float(result.grad_norm),
+    }
+    return agree(found, first.reference) if first.reference else None
 
 
-def agree(result: StepResult, reference: tuple[float, float, float]) -> Agreement:
-    """Compare a step with the reference's loss, gradient norm and tolerance.
+def agree(found: dict[str, float], reference: tuple[float, float, float]) -> Agreement:
+    """Compare a step's loss and gradient norm with the reference's, within its tolerance.
 
     Raises:
         DisagreementError: they differ by more than rounding explains.
     """
     loss, grad_norm, tolerance = reference
-    found = {"loss": float(result.loss), "grad_norm": float(result.grad_norm)}
     for name, right in (("loss", loss), ("grad_norm", grad_norm)):
         distance = abs(found[name] / right - 1)
         if not distance <= tolerance:

@@ -33,6 +33,7 @@ ARMS: list[tuple[Strategy, int]] = [
 ]
 VARIANTS: list[dict[str, Any]] = [
     {"grad_clip": 0.0},
+    {"loss": "chunked"},
     {"dropout": 0.1},
     {"activation_checkpointing": True},
     {"incomplete_window": True},
@@ -82,7 +83,7 @@ def cases_of(strategy: Strategy) -> list[Case]:
     others = [Case(accumulation="replicated", grad_accum_steps=steps) for steps in cuts]
     others += [
         replace(Case(accumulation=modes[0], grad_accum_steps=4, steps=3), **variant)
-        for variant in (VARIANTS if strategy == "ddp" else VARIANTS[:1])
+        for variant in (VARIANTS if strategy == "ddp" else VARIANTS[:2])
     ]
     return [
         *(

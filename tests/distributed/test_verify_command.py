@@ -33,7 +33,14 @@ def test_json_says_what_ran_and_what_could_not(tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert report["ok"] is True
     variants = {case["variant"] for case in report["cases"]}
-    assert variants == {"", "checkpointing", "dropout", "incomplete window", "unclipped"}
+    assert variants == {
+        "",
+        "checkpointing",
+        "chunked loss",
+        "dropout",
+        "incomplete window",
+        "unclipped",
+    }
     assert all(case["ok"] and case["world_size"] == 1 for case in report["cases"])
     assert {case["optimizer"] for case in report["cases"]} == {"sgd", "adamw"}
     nothing = {"calls": 0, "bytes": 0, "group_sizes": []}

@@ -165,7 +165,8 @@ def test_a_confident_prediction_keeps_its_small_gradient_in_bf16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss_sum", "rows_at_a_time"), [(plain, 4 * CHUNK_ROWS), (chunked_cross_entropy_sum, 128)]
+    ("loss_sum", "rows_at_a_time"),
+    [(plain, 4 * CHUNK_ROWS), (chunked_cross_entropy_sum, CHUNK_ROWS)],
 )
 def test_chunked_never_makes_all_the_logits(loss_sum: LossSum, rows_at_a_time: int) -> None:
     drawn = draw(4 * CHUNK_ROWS)

@@ -57,7 +57,6 @@ class ThreadEngine(ReplicatedEngine):
             accelerator=SimpleNamespace(
                 device=torch.device("cpu"),
                 backward=torch.Tensor.backward,
-                clip_grad_norm_=nn.utils.clip_grad_norm_,
                 scaler=None,
             ),
             model=model,
@@ -68,8 +67,9 @@ class ThreadEngine(ReplicatedEngine):
         )
         self.meeting = meeting
 
-    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
-        return self.meeting.sum(self.rank, value)
+    def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        total = self.meeting.sum(self.rank, value)
+        return lambda: total
 
     def clip_and_step(self) -> torch.Tensor:
         gradient = self.model.factor.grad

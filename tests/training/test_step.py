@@ -19,14 +19,17 @@ def step(*ranks: list[Rows], lr: float = 0.5) -> list[tuple[StepResult, float]]:
 
     def work(engine: ThreadEngine) -> tuple[StepResult, float]:
         result = train_step(engine, [batch(rows) for rows in ranks[engine.rank]], lr=lr)
-        return result, engine.model.factor.item()
+        loss = engine.sum_over_ranks(result.loss_share)
+        return StepResult(loss, result.grad_norm), engine.model.factor.item()
 
     return on_ranks(work, len(ranks))
 
 
 def only(found: list[tuple[StepResult, float]]) -> tuple[float, float, float]:
     """Loss, gradient and factor that all ranks found alike."""
-    distinct = {(result.loss.item(), result.grad_norm.item(), factor) for result, factor in found}
+    distinct = {
+        (result.loss_share.item(), result.grad_norm.item(), factor) for result, factor in found
+    }
     assert len(distinct) == 1
     return distinct.pop()
 
@@ -106,6 +109,6 @@ def test_a_real_engine_has_the_loss_and_norm_of_the_whole_batch(single_engine: B
     mean.backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     result = train_step(engine, micro_batches, lr=0.1)
-    assert result.loss.item() == pytest.approx(mean.item(), rel=1e-6)
+    assert result.loss_share.item() == pytest.approx(mean.item(), rel=1e-6)
     assert result.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
     assert all(parameter.grad is None for parameter in engine.module.parameters())

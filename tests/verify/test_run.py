@@ -121,6 +121,7 @@ def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
     assert {case.variant for case in cases} - {""} == {
         "unclipped",
         "dropout",
+        "chunked loss",
         "checkpointing",
         "incomplete window",
     }

@@ -60,6 +60,9 @@ def build_engine(
     )
     wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
     model.tie_weights()
+    if accelerator.scaler is None:
+        # Accelerate's wrapper is there to scale; every step it looks for packages on the disk.
+        wrapped_optimizer = getattr(wrapped_optimizer, "optimizer", wrapped_optimizer)
     return _engine_class(launched)(
         accelerator=accelerator,
         model=wrapped,

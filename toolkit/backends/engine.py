@@ -5,10 +5,11 @@ the whole global batch, so that shares add up; `Engine.backward` therefore multi
 of ranks what the engine will divide by.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +18,9 @@ from torch import nn
 
 from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import Accumulation
+
+_CLIP_EPSILON = 1e-6
+"""Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
 
 MicroBatch = TypeVar("MicroBatch")
 Kind = Literal["parameter", "exp_avg", "exp_avg_sq"]
@@ -31,7 +35,8 @@ class Engine(ABC):
         optimizer: the wrapped optimizer, with `param_groups`.
         device: where batches must be.
         at_boundary: whether the earlier micro-steps of the current window are over.
-        waited_s: seconds in reductions that the loop asked for, since the start.
+        waited_s: seconds in collectives that the loop asked for, since the start.
+        parameters: the model's, each once: those whose gradients are clipped.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Engine(ABC):
         self.device: torch.device = accelerator.device
         self.at_boundary = True
         self.waited_s = 0.0
+        self.parameters: Sequence[nn.Parameter] = tuple(model.parameters())
         self._left_out = False
 
     @property
@@ -72,21 +78,22 @@ class Engine(ABC):
         an engine decides before the forward pass whether the backward pass will communicate.
         """
         *earlier, last = micro_batches
-        self.at_boundary = False
-        for micro_batch in earlier:
+        if earlier:
+            self.at_boundary = False
             with self._before_last_micro_step():
-                yield micro_batch
+                yield from earlier
         self.at_boundary = True
         yield last
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
-        """Return the context of every micro-step but the last; set by the accumulation mode."""
-        return _nothing()
+        """Return the context of all micro-steps but the last; set by the accumulation mode."""
+        return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's share of the global mean loss."""
         self.accelerator.backward(loss * self.world_size)
 
+    @torch.no_grad()
     def clip_and_step(self) -> torch.Tensor:
         """Clip the averaged gradient, update the parameters, clear the gradient.
 
@@ -95,14 +102,28 @@ class Engine(ABC):
         Returns:
             The global L2 norm of the gradient before clipping, a scalar.
         """
-        max_norm = self.grad_clip or float("inf")
-        grad_norm = self.accelerator.clip_grad_norm_(self.model.parameters(), max_norm)
+        if self._scales:
+            self.accelerator.unscale_gradients()
+        gradients = self._local_gradients()
+        grad_norm = self._global_norm(gradients)
+        norm = grad_norm.item()
+        # As torch.nn.utils.clip_grad_norm_, which also touches gradients that stay as they are.
+        if 0 < self.grad_clip < norm + _CLIP_EPSILON:
+            torch._foreach_mul_(gradients, self.grad_clip / (norm + _CLIP_EPSILON))
         # The norm is that of the averaged gradient, so every rank decides alike.
-        self._left_out = self.loss_scale is None and not torch.isfinite(grad_norm)
+        self._left_out = not self._scales and not math.isfinite(norm)
         if not self._left_out:
             self.optimizer.step()
         self._clear_gradients()
         return grad_norm
+
+    def _local_gradients(self) -> list[torch.Tensor]:
+        """Return what this rank holds of the averaged gradient, as plain tensors."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Return the L2 norm of the whole gradient, from what this rank holds of it."""
+        return torch.stack(torch._foreach_norm(gradients)).norm()
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -110,7 +131,12 @@ class Engine(ABC):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last update was left out because its gradient was not finite."""
-        return self._left_out or bool(self.optimizer.step_was_skipped)
+        return self._left_out or (self._scales and bool(self.optimizer.step_was_skipped))
+
+    @property
+    def _scales(self) -> bool:
+        """Whether losses are scaled, as fp16 needs, and gradients so until the update."""
+        return self.accelerator.scaler is not None
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group."""
@@ -129,19 +155,47 @@ class Engine(ABC):
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of `value` over all ranks; a collective, so every rank must call it."""
-        return self._reduced(value, dist.ReduceOp.SUM)
+        return self.begin_sum(value)()
+
+    def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to add up `value` over all ranks; what is returned waits for the sum."""
+        total = value.detach().clone()
+        work = dist.all_reduce(total, async_op=True) if self.world_size > 1 else None
+
+        def finish() -> torch.Tensor:
+            if work is not None:
+                with self._waiting():
+                    work.wait()
+            return total
+
+        return finish
 
     def max_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Return the largest `value` of all ranks; a collective."""
-        return self._reduced(value, dist.ReduceOp.MAX)
-
-    def _reduced(self, value: torch.Tensor, op: Any) -> torch.Tensor:
-        reduced = value.detach().clone()
+        largest = value.detach().clone()
         if self.world_size > 1:
-            started = time.perf_counter()
-            dist.all_reduce(reduced, op=op)
-            self.waited_s += time.perf_counter() - started
-        return reduced
+            with self._waiting():
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest
+
+    def gather_numbers(self, own: Sequence[float]) -> list[list[float]]:
+        """Return each rank's numbers, in the order of ranks; one collective for all of them.
+
+        Whole numbers below 2^53 come through exactly.
+        """
+        if self.world_size == 1:
+            return [list(own)]
+        sent = torch.tensor(own, dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(sent) for _ in range(self.world_size)]
+        with self._waiting():
+            dist.all_gather(found, sent)
+        return torch.stack(found).tolist()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - started
 
     def gather_from_ranks(self, value: Any) -> list[Any]:
         """Return every rank's value, in the order of ranks; a collective that also waits."""
@@ -231,11 +285,6 @@ class Engine(ABC):
     def finish_loading(self) -> None:
         """Called once after all parameters are set, where an engine keeps a second copy."""
         return
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def start_adamw(optimizer: Any, updates: int) -> None:

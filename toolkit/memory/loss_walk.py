@@ -5,13 +5,14 @@ which is all that is kept. Backward holds it, the gradient of the picked log-pro
 gradient of the logits at once: 12 R V bytes, in most runs the peak.
 
 Chunked, the forward pass computes both gradients chunk by chunk (`toolkit.model.loss`): one fp32
-gradient of the head, 4 V d, and one chunk's logits, softmax and products of 4 V bytes a row each.
+gradient of the head, 4 V d, and one chunk's logits and log-softmax of 4 V bytes a row each.
+liger-kernel, which takes its place on CUDA where it is installed, has chunks of its own.
 """
 
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
 
-CHUNK_ROWS = 128
+CHUNK_ROWS = 256
 """As in `toolkit.model.loss`, which imports torch; a test holds the two together."""
 
 
@@ -97,20 +98,20 @@ class LossWalk:
         free("activations", self.r * self.N)
 
     def _walk_chunk(self) -> None:
-        """The fullest chunk: any but the first still has its predecessor's gradient bound.
+        """First fp32 logits and their log-softmax, which becomes the gradient in place.
 
-        Held at once: fp32 logits, their softmax, its product with the mask of valid targets, and
-        that gradient; later the product of logits' gradient and hidden states, c V d, which a CPU
-        copies to fp32 to add it.
+        Later, unless it is added up in place, the product of that gradient and the hidden states,
+        c V d, which a CPU copies to fp32 to add it.
         """
         rows = min(CHUNK_ROWS, self.rows)
         chunk = rows * self.V
-        earlier = self.c * chunk if self.rows > CHUNK_ROWS else 0
-        inputs = self.c * rows * self.settings.sizes.n_embd if self.settings.autocast else 0
-        self.ledger.touch("loss", earlier + inputs + 12 * chunk)
-        gradient = self.c * chunk
-        copied = 4 * self.head if self.c == 2 and self.settings.device == "cpu" else 0
-        self.ledger.touch("loss", 4 * chunk + inputs + gradient + self.c * self.head + copied)
+        hidden = self.c * rows * self.settings.sizes.n_embd
+        inputs = hidden if self.settings.autocast else 0
+        self.ledger.touch("loss", inputs + 8 * chunk)
+        if self.c == 2:
+            copied = 4 * self.head if self.settings.device == "cpu" else 0
+            product = self.c * self.head
+            self.ledger.touch("loss", inputs + hidden + self.c * chunk + product + copied)
 
     def _backward_chunked(self) -> None:
         keep, free = self.ledger.add, self.ledger.drop

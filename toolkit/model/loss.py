@@ -4,6 +4,8 @@ The sum, not the mean: one token counts the same in every micro-batch and on eve
 knows the number of valid targets in the whole global batch divides by it, once.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ import torch.nn.functional as F
 IGNORE_INDEX = -100
 """A target of this value is padding and counts for nothing."""
 
-CHUNK_ROWS = 128
-"""Tokens whose logits exist at one time in `chunked_cross_entropy_sum`."""
+CHUNK_ROWS = 256
+"""Tokens whose logits exist at one time in `chunked_cross_entropy_sum`. With 128, a CPU spends more
+than the plain loss does on adding up the gradient of `weight` (benchmarks/chunked_loss.py)."""
 
 
 def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -40,6 +43,7 @@ def chunked_cross_entropy_sum(
     Both gradients are computed in the forward pass, chunk by chunk, as softmax(z) - onehot(y) is
     known there; the backward pass only scales them. Peak memory for the loss falls from
     tokens x vocab_size to `CHUNK_ROWS` x vocab_size, plus one gradient of the size of `weight`.
+    On CUDA the kernels of liger-kernel do the same, if it is installed.
 
     Args:
         hidden: [..., n_embd].
@@ -49,10 +53,26 @@ def chunked_cross_entropy_sum(
     Returns:
         A scalar, fp32 (fp64 for fp64 hidden).
     """
-    loss: torch.Tensor = _ChunkedCrossEntropySum.apply(
-        hidden.flatten(0, -2), weight, targets.flatten()
-    )
+    rows, targets = hidden.flatten(0, -2), targets.flatten()
+    if not torch.is_grad_enabled():
+        chunks = zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True)
+        return torch.stack([cross_entropy_sum(r @ weight.T, t) for r, t in chunks]).sum()
+    if rows.is_cuda and (fused := _liger_loss()) is not None:
+        return fused(weight, rows, targets)
+    loss: torch.Tensor = _ChunkedCrossEntropySum.apply(rows, weight, targets)
     return loss
+
+
+@cache
+def _liger_loss() -> Callable[..., torch.Tensor] | None:
+    """Return liger-kernel's fused head and loss, or None where it is not installed."""
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    except ImportError:
+        return None
+    return LigerFusedLinearCrossEntropyLoss(
+        ignore_index=IGNORE_INDEX, reduction="sum", accum_dtype=torch.float32
+    )
 
 
 class _ChunkedCrossEntropySum(torch.autograd.Function):
@@ -68,17 +88,18 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=accumulate)
         chunks = zip(
             hidden.split(CHUNK_ROWS),
-            targets.split(CHUNK_ROWS),
+            targets.unsqueeze(1).split(CHUNK_ROWS),
             grad_hidden.split(CHUNK_ROWS),
             strict=True,
         )
         for rows, row_targets, grad_rows in chunks:
-            rows = rows.to(compute)
-            logits = (rows @ projection.T).to(accumulate)
-            loss += cross_entropy_sum(logits, row_targets)
-            grad_logits = _cross_entropy_gradient(logits, row_targets).to(compute)
-            grad_rows.copy_(grad_logits @ projection)
-            grad_weight += grad_logits.T @ rows
+            loss += _add_chunk(
+                rows.to(compute),
+                projection,
+                row_targets,
+                grad_rows=grad_rows,
+                grad_weight=grad_weight,
+            )
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return loss
 
@@ -100,9 +121,40 @@ def _compute_dtype(hidden: torch.Tensor) -> torch.dtype:
     return hidden.dtype
 
 
-def _cross_entropy_gradient(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """d(sum of cross-entropies)/d(logits) = softmax(logits) - onehot(target), 0 where ignored."""
-    gradient = logits.softmax(dim=-1)
+def _add_chunk(
+    rows: torch.Tensor,
+    projection: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    grad_rows: torch.Tensor,
+    grad_weight: torch.Tensor,
+) -> torch.Tensor:
+    """Return the loss sum of some rows; write their gradient and add to the weight's."""
     valid = targets != IGNORE_INDEX
-    gradient[torch.arange(len(targets), device=targets.device), targets.clamp_min(0)] -= 1
-    return gradient * valid.unsqueeze(-1)
+    losses, grad_logits = _losses_and_gradient(
+        (rows @ projection.T).to(grad_weight.dtype), targets.clamp_min(0)
+    )
+    grad_logits = grad_logits.to(rows.dtype)
+    # Rows are masked where they are n_embd wide, not vocab_size.
+    grad_rows.copy_((grad_logits @ projection) * valid)
+    _add_product(grad_weight, grad_logits.T, rows * valid)
+    return (losses * valid).sum()
+
+
+def _losses_and_gradient(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-log p(target) and d/d(logits) = softmax(logits) - onehot(target), for targets [rows, 1]."""
+    log_p = logits.log_softmax(dim=-1)
+    losses = -log_p.gather(1, targets)
+    gradient = log_p.exp_()
+    gradient.scatter_add_(1, targets, gradient.new_full((), -1.0).expand_as(targets))
+    return losses, gradient
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left @ right to a total of the same or a wider dtype."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -21,6 +21,7 @@ from toolkit.memory.ledger import Peak
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
+from toolkit.training.read_ahead import ReadAhead
 from toolkit.training.report import RunReport
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
@@ -69,6 +70,7 @@ class Loop:
         self.say = say
         self.stop = stop or StopRequest()
         self.mark = mark
+        self.batches = ReadAhead(run.batches.micro_batches)
         self.store = CheckpointStore(folder / "checkpoints")
         self.saving = Saving(run, self.store, say)
         self.health = Health(self.config.training)
@@ -152,21 +154,19 @@ class Loop:
             done: steps since this start; the first is watched, and so not timed or measured.
         """
         started = time.perf_counter()
-        _seed_dropout(self.config.seed, self.data_step, self.engine.rank)
-        micro_batches = [
-            self._on_device(batch) for batch in self.run.batches.micro_batches(self.data_step)
-        ]
+        if self.config.model.dropout:
+            _seed_dropout(self.config.seed, self.data_step, self.engine.rank)
+        micro_batches = [self._on_device(batch) for batch in self.batches(self.data_step)]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
         measured = done > 0 and self._can_measure(done)
         with measure_peak(self.engine.device) if measured else nullcontext() as peak:
             result, skipped = self._update(micro_batches, lr)
-        loss, grad_norm = result.loss.item(), float(result.grad_norm)
-        left_out = self.engine.step_was_skipped
+        loss, stop, writing = self._agree(result, peak)
+        grad_norm, left_out = float(result.grad_norm), self.engine.step_was_skipped
         self.step += 1
         self.data_step += 1
         self.updates += not left_out
         step_s = time.perf_counter() - started
-        stop, writing = self._agree(peak)
         verdict = self.health.judge(
             step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
         )
@@ -208,20 +208,20 @@ class Loop:
             "row at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
         )
 
-    def _agree(self, peak: MeasuredPeak | None) -> tuple[int, int]:
-        """Share in one reduction what each rank knows alone: memory, a signal, unfinished writing.
+    def _agree(self, result: StepResult, peak: MeasuredPeak | None) -> tuple[float, int, int]:
+        """Share in one collective what each rank knows alone: its part of the loss, its memory, a
+        signal, unfinished writing.
 
         Returns:
-            The highest number of a signal that any rank got, or 0; and whether any is writing.
+            The loss, the highest number of a signal that any rank got or 0, whether any is writing.
         """
         stop = signal.Signals[self.stop.signal].value if self.stop.signal else 0
-        own = [peak.bytes if peak else 0, stop, int(self.saving.is_writing)]
-        found = self.engine.max_over_ranks(torch.tensor(own, device=self.engine.device))
-        largest, stop, writing = map(int, found)
+        own = [float(result.loss_share), peak.bytes if peak else 0, stop, self.saving.is_writing]
+        shares, peaks, stops, writing = zip(*self.engine.gather_numbers(own), strict=True)
         if peak is not None:
             self.last_peak = peak
-            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, largest)
-        return stop, writing
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, int(max(peaks)))
+        return sum(shares), int(max(stops)), int(max(writing))
 
     def _go_back(self) -> None:
         """Load the last checkpoint and go on from there with the data that comes next.

@@ -13,14 +13,15 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars that are the same on every rank, still on the device.
+    """Scalars, still on the device.
 
     Attributes:
-        loss: mean over all valid targets of the global batch, before the update.
-        grad_norm: global L2 norm of the gradient before clipping.
+        loss_share: this rank's part of the mean over all valid targets of the global batch, before
+            the update; the parts of all ranks add up to it.
+        grad_norm: global L2 norm of the gradient before clipping, the same on every rank.
     """
 
-    loss: torch.Tensor
+    loss_share: torch.Tensor
     grad_norm: torch.Tensor
 
 
@@ -33,15 +34,14 @@ def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float
         lr: the learning rate of this update.
     """
     engine.set_lr(lr)
-    targets_in_step = engine.sum_over_ranks(count_valid(micro_batches)).clamp_min(1)
-    loss = torch.zeros((), device=engine.device)
+    targets_in_step = engine.begin_sum(count_valid(micro_batches))
+    loss_share = torch.zeros((), device=engine.device)
     for tokens, targets in engine.accumulate(micro_batches):
         # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.
-        share = engine.model(tokens, targets) / targets_in_step
+        share = engine.model(tokens, targets) / targets_in_step().clamp_min(1)
         engine.backward(share)
-        loss += share.detach()
-    grad_norm = engine.clip_and_step()
-    return StepResult(engine.sum_over_ranks(loss), grad_norm)
+        loss_share += share.detach()
+    return StepResult(loss_share, grad_norm=engine.clip_and_step())
 
 
 def count_valid(micro_batches: Sequence[MicroBatch]) -> torch.Tensor:

@@ -15,10 +15,16 @@ import psutil
 from toolkit.errors import HangError
 
 _LOOK_EVERY_S = 0.2
+_SOONEST_S = 1e-3
 _WAIT_FOR_OTHERS_S = 1.5
 """Ranks that wait for a hung one last moved a little later than it, so they notice later."""
 # Where Python is while it waits for other ranks; backward is mostly such waiting as well.
-_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
+_WAITING = (
+    "torch/distributed/",
+    "torch/autograd/graph.py",
+    "deepspeed/comm/",
+    "toolkit/backends/engine.py",
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Watchdog:
     """One rank's part in noticing a hang.
 
     Python's own dumper, which needs no interpreter lock, writes the stacks `timeout_s` after the
-    last `mark`; a thread then reports and judges. A rank that is stopped or inside a call that
-    keeps the lock leaves no report, and that says which one it is.
+    last `mark`, or up to a tenth of that before; a thread then reports and judges. A rank that is
+    stopped or inside a call that keeps the lock leaves no report, and that says which one it is.
 
     Args:
         folder: of the run; reports go to `hang/` in it, which is removed when nothing hung.
@@ -61,13 +67,13 @@ class Watchdog:
         self.tell = tell
         self.step = 0
         self._marks = 0
-        self._last = time.monotonic()
+        self._last = self._dumped_from = time.monotonic()
         self._closed = Event()
         self.folder.mkdir(exist_ok=True)
         self._report_file(rank).unlink(missing_ok=True)
         self._stacks = self._stacks_file(rank).open("w")
+        self._set_dumper()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
-        self.mark()
         self._thread.start()
 
     def mark(self, step: int | None = None) -> None:
@@ -75,13 +81,12 @@ class Watchdog:
         self.step = self.step if step is None else step
         self._marks += 1
         self._last = time.monotonic()
-        faulthandler.dump_traceback_later(self.timeout_s, file=self._stacks)
 
     def close(self) -> None:
         """Stop watching."""
-        faulthandler.cancel_dump_traceback_later()
         self._closed.set()
         self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
         self._stacks.close()
         self._stacks_file(self.rank).unlink(missing_ok=True)
         try:
@@ -93,6 +98,18 @@ class Watchdog:
         while not self._closed.wait(_LOOK_EVERY_S):
             if time.monotonic() - self._last > self.timeout_s + _LOOK_EVERY_S:
                 self._end()
+            if self._last - self._dumped_from > self.timeout_s / 10:
+                self._set_dumper()
+
+    def _set_dumper(self) -> None:
+        """Have the stacks written `timeout_s` after the last mark.
+
+        The dumper starts a thread each time, which is too much for every mark of a training step.
+        """
+        self._dumped_from = self._last
+        passed = time.monotonic() - self._last
+        remaining = max(self.timeout_s - passed, _SOONEST_S)
+        faulthandler.dump_traceback_later(remaining, file=self._stacks)
 
     def _end(self) -> None:
         """End this process, whatever goes wrong on the way: nobody may be there to be told."""

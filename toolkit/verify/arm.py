@@ -86,7 +86,7 @@ def run_case(
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
         with watch_held_gradients(engine) as held, _watch(engine, case, step, counter):
             result = train_step(engine, micro_batches, lr=lr)
-        losses.append(result.loss.item())
+        losses.append(engine.sum_over_ranks(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
     parameters = {name: engine.full_parameter(p).clone() for name, p in engine.named_parameters()}
     return Outcome(
@@ -123,7 +123,10 @@ def build_case(
     GradientState._reset_state()
     torch.manual_seed(case.seed)
     model = GPT2(
-        sizes, dropout=case.dropout, activation_checkpointing=case.activation_checkpointing
+        sizes,
+        dropout=case.dropout,
+        activation_checkpointing=case.activation_checkpointing,
+        loss=case.loss,
     )
     if case.compile:
         model.compile_blocks()

@@ -1,6 +1,7 @@
 """What one arm is asked to do, and the global batches that every arm and the reference share."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -39,6 +40,7 @@ class Case:
     seed: int = 1
     grad_clip: float = 0.55
     dropout: float = 0.0
+    loss: Literal["plain", "chunked"] = "plain"
     activation_checkpointing: bool = False
     compile: bool = False
     incomplete_window: bool = False
@@ -81,6 +83,7 @@ class Case:
         words = {
             "unclipped": not self.grad_clip,
             "dropout": self.dropout > 0,
+            "chunked loss": self.loss == "chunked",
             "checkpointing": self.activation_checkpointing,
             "compiled": self.compile,
             "incomplete window": self.incomplete_window,

@@ -4,7 +4,7 @@ Each control breaks one thing in an engine that is otherwise like a run's. A pro
 the same proves nothing, so `toolkit verify --controls` asks that every one of them is caught.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,13 +107,8 @@ def clip_before_averaging(engine: Engine, case: Case) -> None:
 
 def forget_the_tied_weight(engine: Engine, case: Case) -> None:
     """Clip by the norm of all parameters but the one that the head shares."""
-    clip = engine.accelerator.clip_grad_norm_
     tied = engine.module.get_parameter("lm_head.weight")
-
-    def clip_others(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-        return clip([p for p in parameters if p is not tied], max_norm)
-
-    engine.accelerator.clip_grad_norm_ = clip_others
+    engine.parameters = [p for p in engine.parameters if p is not tied]
 
 
 def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
@@ -123,20 +118,20 @@ def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
 
 def take_the_mean_of_means(engine: Engine, case: Case) -> None:
     """Weigh micro-batches alike, however many of their targets are valid."""
-    sum_over_ranks = engine.sum_over_ranks
+    begin_sum = engine.begin_sum
     valid_in_step = [torch.tensor(0)]
 
-    def sum_and_remember(value: torch.Tensor) -> torch.Tensor:
-        total = sum_over_ranks(value)
+    def sum_and_remember(value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        finish = begin_sum(value)
         if not value.is_floating_point():
-            valid_in_step[0] = total
-        return total
+            valid_in_step[0] = finish()
+        return finish
 
     def reweigh(module: nn.Module, inputs: tuple[torch.Tensor, ...], loss: torch.Tensor) -> Any:
         mean_valid = valid_in_step[0] / (case.grad_accum_steps * engine.world_size)
         return loss * mean_valid / (inputs[1] != IGNORE_INDEX).sum()
 
-    engine.sum_over_ranks = sum_and_remember  # type: ignore[method-assign]
+    engine.begin_sum = sum_and_remember  # type: ignore[method-assign]
     engine.model.register_forward_hook(reweigh)
 
 

@@ -82,7 +82,7 @@ def cases_of(
     """Return the cases of an arm: every mode it can accumulate in, with both optimizers.
 
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
-    dropout, with activation checkpointing and, under one strategy, compiled.
+    dropout, with the chunked loss, with activation checkpointing and, under one strategy, compiled.
     """
     modes = [mode for mode in accumulations if SUPPORT[arm.strategy][mode].possible]
     plain = [
@@ -109,6 +109,7 @@ def cases_of(
     variants: list[dict[str, Any]] = [
         {"grad_clip": 0.0},
         {"dropout": 0.1},
+        {"loss": "chunked"},
         {"activation_checkpointing": True},
         *([{"incomplete_window": True}] if most > 1 else []),
         *([{"compile": True}] if arm.strategy == COMPILED else []),

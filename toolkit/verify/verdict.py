@@ -109,6 +109,7 @@ def _of_reference(case: Case) -> Case:
         case,
         accumulation="replicated",
         dropout=0.0,
+        loss="plain",
         activation_checkpointing=False,
         compile=False,
     )
