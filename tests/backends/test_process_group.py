@@ -1,9 +1,11 @@
 """What is done before processes join; the joining itself is in tests/distributed."""
 
 import os
+import shutil
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -23,6 +25,20 @@ def test_a_lock_left_by_a_killed_build_is_taken_away(tmp_path, monkeypatch):
     _build_extensions_here(announce=False)
     assert not old.exists()
     assert fresh.exists()
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+
+
+def test_the_environments_own_ninja_builds(tmp_path, monkeypatch):
+    other = tmp_path / "ninja"
+    other.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    _build_extensions_here(announce=False)
+    assert shutil.which("ninja") == str(Path(sys.executable).with_name("ninja"))
 
 
 def test_each_environment_builds_for_itself(monkeypatch):

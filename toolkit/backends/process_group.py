@@ -98,9 +98,12 @@ def _quieten_engines() -> None:
 def _build_extensions_here(*, announce: bool) -> None:
     """Let DeepSpeed compile its extension in a folder of this environment.
 
-    PyTorch's default is one folder for all environments of a user, which build over each other; and
-    a build that was killed leaves a lock on which every later one waits for ever.
+    PyTorch's default is one folder for all environments of a user, which build over each other; a
+    build that was killed leaves a lock on which every later one waits for ever; and each version of
+    ninja builds again what another has built, so it must not depend on the caller's path.
     """
+    programs = str(Path(sys.executable).parent)
+    os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
     if not os.access(sys.prefix, os.W_OK):
         return
     folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
