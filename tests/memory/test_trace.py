@@ -13,11 +13,16 @@ from toolkit.memory.settings import StepSettings
 from toolkit.memory.trace import trace_row
 from toolkit.model.sizes import ModelSizes
 
-for strategy, replicas in (("single", 1), ("fsdp2", 1), ("hsdp", 2)):
+# A peak in the loss; where the tied weight's two gradients are added up; and on one rank.
+CASES = (
+    ("single", 1, 1, 2048, 2), ("fsdp2", 16, 1, 2048, 2), ("hsdp", 16, 2, 2048, 2),
+    ("single", 1, 1, 8192, 1), ("fsdp2", 1, 1, 8192, 1),
+)
+for strategy, world_size, replicas, vocabulary, micro_batch_size in CASES:
     settings = StepSettings(
-        sizes=ModelSizes(3, 4, 128, 2048, 128), strategy=strategy, accumulation="replicated",
-        world_size=1 if strategy == "single" else 16, replicas=replicas, micro_batch_size=2,
-        seq_len=128, grad_accum_steps=2,
+        sizes=ModelSizes(3, 4, 128, vocabulary, 128), strategy=strategy,
+        accumulation="replicated", world_size=world_size, replicas=replicas,
+        micro_batch_size=micro_batch_size, seq_len=32 * micro_batch_size**2, grad_accum_steps=2,
     )
     peak = estimate_peak(settings)
     traced = trace_row(settings)
