@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
@@ -41,6 +42,9 @@ def main(order_file: Path) -> None:
         found.append(peak)
     if launched.rank == 0:
         Path(order["results"]).write_text(json.dumps(found))
+    if dist.is_initialized():
+        # Interpreter exit with gloo's threads running aborts the process now and then.
+        dist.destroy_process_group()
 
 
 def measure(configuration: Configuration, launched: Launched) -> dict[str, object]:

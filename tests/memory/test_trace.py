@@ -13,11 +13,17 @@ from toolkit.memory.settings import StepSettings
 from toolkit.memory.trace import trace_row
 from toolkit.model.sizes import ModelSizes
 
-for strategy, replicas in (("single", 1), ("fsdp2", 1), ("hsdp", 2)):
+# A peak in the loss; where the tied weight's two gradients are added up; and on one rank.
+CASES = (
+    ("single", 1, 1, 2048, 2), ("fsdp2", 16, 1, 2048, 2), ("hsdp", 16, 2, 2048, 2),
+    ("single", 1, 1, 8192, 1), ("fsdp2", 1, 1, 8192, 1),
+)
+for strategy, world_size, replicas, vocabulary, micro_batch_size in CASES:
     settings = StepSettings(
-        sizes=ModelSizes(3, 4, 128, 2048, 128), strategy=strategy, accumulation="replicated",
-        world_size=1 if strategy == "single" else 16, replicas=replicas, micro_batch_size=2,
-        seq_len=128, grad_accum_steps=2,
+        sizes=ModelSizes(3, 4, 128, vocabulary, 128), strategy=strategy,
+        accumulation="replicated", world_size=world_size, replicas=replicas,
+        micro_batch_size=micro_batch_size, seq_len=32 * micro_batch_size**2,
+        grad_accum_steps=micro_batch_size,
     )
     peak = estimate_peak(settings)
     traced = trace_row(settings)
@@ -33,5 +39,9 @@ def test_the_formula_is_what_the_trackers_see() -> None:
     for line in result.stdout.splitlines():
         total, parts, traced_total, traced_parts = json.loads(line)
         assert total == pytest.approx(traced_total, rel=0.01)
-        for part in ("parameters", "optimizer", "communication"):
+        # On one rank the trackers do not know FSDP2's buffers for what they are.
+        told_apart = {"parameters", "optimizer", "communication"}
+        if not traced_parts["communication"]:
+            told_apart.remove("communication")
+        for part in told_apart:
             assert parts[part] == pytest.approx(traced_parts[part], abs=0.02 * total)

@@ -20,6 +20,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from toolkit.backends.build import TORCH_DTYPES
 from toolkit.backends.engine import Engine
@@ -98,6 +100,32 @@ def _parts(snapshot: dict[Any, int]) -> dict[Part, int]:
     return parts
 
 
+class _AddInPlace(TorchDispatchMode):
+    """Add gradients up as autograd does with real tensors, and would not with fake ones.
+
+    It adds a second gradient into the first where nothing else refers to that one
+    (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never into a tensor
+    subclass. A transposed product is a view, and something else refers to it. Recomputation, which
+    adds too, runs with gradients enabled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transposed = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+            first, second = arguments
+            if first.shape == second.shape and first not in self.transposed:
+                return first.add_(second)
+        result = function(*arguments, **(keywords or {}))
+        if function is torch.ops.aten.t.default:
+            self.transposed[result] = True
+        return result
+
+
 class _Accelerator:
     """As much of Accelerate as an engine asks for during a step."""
 
@@ -108,7 +136,8 @@ class _Accelerator:
         self.after_backward: Callable[[], None] = lambda: None
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        with _AddInPlace():
+            loss.backward()
         # The trackers take one pass through the modules at a time.
         self.after_backward()
 
