@@ -242,7 +242,7 @@ def test_two_runs_do_not_share_a_folder(job: Job) -> None:
     job.run("shared").mkdir(parents=True)
     with sole_user(job.run("shared")):
         assert job.start("shared", "training.stop_at=1") == 2
-    assert "another process is training there" in job.log("shared")
+    assert "another process is at work there" in job.log("shared")
     assert job.start("shared", "training.stop_at=1", fault="step:0:1:kill") == KILLED
     assert job.start("shared", "training.stop_at=1") == 0
 
