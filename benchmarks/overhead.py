@@ -2,151 +2,140 @@
 
 Plain PyTorch and DeepSpeed, Hugging Face's Trainer and Lightning Fabric train the same model on the
 same tokens with the same optimizer, clipping and accumulation. All arms of a strategy are started
-once and then take turns, in another order each time; a ratio compares two turns of one round. Arms
+once and then take turns, in another order each round; figures compare two turns of one round. Arms
 whose losses differ are an error, not a result.
 
-    python -m benchmarks.overhead [--out benchmarks/results/overhead.json] [--strategies ddp,fsdp2]
+    python -m benchmarks.overhead --out benchmarks/results/overhead.json
 """
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead_arms.arm import write_order
-from benchmarks.overhead_arms.turns import Conductor, Turn
-from benchmarks.overhead_arms.workload import Loss, Workload
+from benchmarks.machine import describe_environment, find_machine
+from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare, largest_difference
+from benchmarks.overhead_arms.driver import PLAIN, TOOLKIT, Measured, arms_of, measure
+from benchmarks.overhead_arms.workload import Workload
 from toolkit.backends.strategies import Strategy
-from toolkit.train import find_launch_file
+from toolkit.verify.options import choices
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY = Workload(
-    n_layer=2,
-    n_head=2,
-    n_embd=32,
-    vocab_size=512,
-    seq_len=32,
-    micro_batch_size=1,
-    grad_accum_steps=2,
-    world_size=2,
-    steps_per_turn=41,
-    turns=11,
-)
-LARGER = Workload(
-    n_layer=4,
-    n_head=4,
-    n_embd=256,
-    vocab_size=8192,
-    seq_len=256,
-    micro_batch_size=1,
-    grad_accum_steps=2,
-    world_size=2,
-    steps_per_turn=7,
-    turns=11,
-)
-START_S = 240.0
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One loop under one strategy."""
-
-    loop: str
-    strategy: Strategy
-    loss: Loss = "plain"
-
-    @property
-    def name(self) -> str:
-        """Its name in the record."""
-        return f"{self.loop}/{self.strategy}" + ("/chunked" if self.loss == "chunked" else "")
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero2")
+WORKLOADS = {
+    # Hardly anything but overhead.
+    "tiny": Workload(
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        vocab_size=512,
+        seq_len=32,
+        micro_batch_size=1,
+        grad_accum_steps=2,
+        world_size=2,
+        steps_per_turn=31,
+        turns=9,
+    ),
+    # A step of some 0.2 s on a CPU core a rank. The head has 40 % of the parameters, as it has
+    # 31 % of those of GPT-2 124M.
+    "larger": Workload(
+        n_layer=4,
+        n_head=4,
+        n_embd=256,
+        vocab_size=8192,
+        seq_len=256,
+        micro_batch_size=1,
+        grad_accum_steps=2,
+        world_size=2,
+        steps_per_turn=6,
+        turns=10,
+    ),
+}
 
 
-def arms_of(strategy: Strategy) -> list[Arm]:
-    arms = [Arm("plain", strategy), Arm("toolkit_loop", strategy), Arm("toolkit_loop", strategy, "chunked")]
-    if strategy == "ddp":
-        arms.append(Arm("trainer", strategy))
-    if strategy != "zero2":
-        arms.append(Arm("fabric", strategy))
-    return arms
+def main() -> int:
+    """Measure, print and write; return 1 if a toolkit arm did not run, or an arm's loss is off."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/overhead.json"))
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    asked = parser.parse_args()
+    record: dict[str, Any] = {
+        "environment": describe_environment(find_machine().name, threads=1).model_dump(),
+        "workloads": {},
+        "loss_tolerance": LOSS_TOLERANCE,
+        "arms": [],
+        "comparisons": [],
+    }
+    problems = []
+    for name in choices("--workloads", asked.workloads, tuple(WORKLOADS)):
+        record["workloads"][name] = asdict(WORKLOADS[name])
+        for strategy in choices("--strategies", asked.strategies, STRATEGIES):
+            found = measure(arms_of(strategy), WORKLOADS[name])
+            record["arms"] += [_arm_record(name, measured) for measured in found]
+            for compared in comparisons(found):
+                record["comparisons"].append({"workload": name, **compared})
+                print(describe(name, compared), flush=True)
+            problems += [f"{name}: {problem}" for problem in problems_of(found)]
+    record["problems"] = problems
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
 
 
-def command(arm: Arm, workload: Workload, order: Path) -> list[str]:
-    module = ["-m", f"benchmarks.overhead_arms.{arm.loop}", str(order)]
-    if arm.loop == "toolkit_loop":
-        accelerate = Path(sys.executable).with_name("accelerate")
-        launch = [str(accelerate), "launch", "--config_file", str(find_launch_file(arm.strategy))]
-        return [*launch, "--num_processes", str(workload.world_size), *module]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*launcher, "--nproc_per_node", str(workload.world_size), *module]
+def comparisons(found: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+    """Yield the toolkit's arms against all others, as far as both ran."""
+    ran = [measured for measured in found if measured.turns]
+    for own in (measured for measured in ran if measured.arm.loop == TOOLKIT):
+        for other in (measured for measured in ran if measured.arm.loop != TOOLKIT):
+            yield {
+                "arm": own.arm.name,
+                "against": other.arm.name,
+                **asdict(compare(own.turns, other.turns)),
+            }
 
 
-@contextmanager
-def running(arm: Arm, workload: Workload, folder: Path, data: Path, port: int):
-    folder.mkdir()
-    order = folder / "order.json"
-    write_order(order, name=arm.name, strategy=arm.strategy, loss=arm.loss, workload=workload, data=data, port=port)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(folder), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH','')}"}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command(arm, workload, order), env=env, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
-    def alive():
-        if process.poll() is not None:
-            raise RuntimeError(f"{arm.name}: ended: " + (folder / "log").read_text()[-3000:])
-    try:
-        yield alive
-    finally:
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def problems_of(found: Sequence[Measured]) -> list[str]:
+    """Return a sentence for each arm that ought to have run, and for each loss that is off."""
+    needed = (PLAIN, TOOLKIT)
+    problems = [
+        f"{measured.arm.name}: {measured.not_run}"
+        for measured in found
+        if measured.not_run and (measured.arm.loop in needed or "failed" in measured.not_run)
+    ]
+    ran = [measured for measured in found if measured.turns]
+    for measured in ran[1:]:
+        difference = largest_difference(measured.turns, ran[0].turns)
+        if not difference <= LOSS_TOLERANCE:
+            problems.append(
+                f"{measured.arm.name}: its loss is {difference:.1e} from that of "
+                f"{ran[0].arm.name}, so their times do not compare"
+            )
+    return problems
 
 
-def measure(arms, workload, turns=None):
-    conductor = Conductor()
-    found = {a.name: [] for a in arms}
-    with tempfile.TemporaryDirectory() as t, ExitStack() as stack:
-        t = Path(t)
-        workload.write_tokens(t / "data")
-        alive = {}
-        for i, a in enumerate(arms):
-            alive[a.name] = stack.enter_context(running(a, workload, t / f"arm{i}", t / "data", conductor.port))
-            conductor.go(a.name, 0)
-        for turn in range(workload.turns):
-            order = arms[turn % len(arms):] + arms[:turn % len(arms)]
-            for a in order:
-                conductor.go(a.name, turn)
-                found[a.name].append(conductor.result(a.name, turn, alive=alive[a.name]))
-        for a in arms:
-            conductor.stop(a.name, workload.turns)
-    return found
+def describe(workload: str, compared: dict[str, Any]) -> str:
+    """Return a line for people."""
+    speed, overhead, cpu = (compared[key] for key in ("speed", "overhead_us", "cpu"))
+    return (
+        f"{workload:<7} {compared['arm']:<22} against {compared['against']:<14} "
+        f"{speed['median']:.3f} of its tokens/s ({speed['low']:.3f} to {speed['high']:.3f}), "
+        f"{overhead['median']:+,.0f} us a step, {cpu['median']:.3f} of its processor time"
+    )
+
+
+def _arm_record(workload: str, measured: Measured) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "name": measured.arm.name,
+        **asdict(measured.arm),
+        "not_run": measured.not_run,
+        "turns": [asdict(turn) for turn in measured.turns],
+    }
+
 
 if __name__ == "__main__":
-    from statistics import median, quantiles
-    import argparse
-    p = argparse.ArgumentParser(); p.add_argument("--strategies", default="ddp,fsdp2,zero2"); p.add_argument("--which", default="tiny,larger"); p.add_argument("--loops", default="")
-    o = p.parse_args()
-    for s in o.strategies.split(","):
-        for which in o.which.split(","):
-            w = {"tiny": TINY, "larger": LARGER}[which]
-            t0 = time.time()
-            arms = [a for a in arms_of(s) if not o.loops or a.loop in o.loops.split(",") ]
-            f = measure(arms, w)
-            print(which, s, f"{time.time()-t0:.0f} s")
-            base = f[f"plain/{s}"]
-            for name, turns in f.items():
-                ms = [1e3*sum(t.step_s)/len(t.step_s) for t in turns[1:]]
-                meds = [1e3*median(t.step_s) for t in turns[1:]]
-                r = [sum(b.step_s)/sum(t.step_s) for b, t in zip(base[1:], turns[1:])]
-                over = [1e6*(median(t.step_s)-median(b.step_s)) for b,t in zip(base[1:], turns[1:])]
-                q = quantiles(r, n=4)
-                if os.environ.get("OH_V"): print([round(t.loss,6) for t in turns])
-                print(f"  {name:28} step {median(ms):8.3f} ms (med-of-med {median(meds):8.3f})  ratio {median(r):.4f} [{q[0]:.4f} {q[2]:.4f}] overhead {median(over):8.0f} us  loss {turns[0].loss:.6f} {turns[-1].loss:.6f}", flush=True)
+    sys.exit(main())

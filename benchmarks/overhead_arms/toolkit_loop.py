@@ -3,23 +3,25 @@
 All that is added is the waiting for turns, where the loop marks its progress.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
-from benchmarks.overhead_arms.arm import ArmOrder, main
+from benchmarks.overhead_arms.order import Order, main
+from benchmarks.overhead_arms.turns import Turns
 from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, SEED
-from toolkit.training import loop as loop_module
 from toolkit.training import worker
 from toolkit.training.loop import Loop
 
 LONGEST_WAIT_S = 3600.0
 
 
-def run_file(order: ArmOrder) -> dict[str, Any]:
-    """The run's configuration; what is not said is the toolkit's default."""
+def run_file(order: Order) -> dict[str, Any]:
+    """Return the run's configuration; what is not said is the toolkit's default."""
     workload = order.workload
     return {
         "model": {
@@ -50,23 +52,25 @@ def run_file(order: ArmOrder) -> dict[str, Any]:
     }
 
 
-def train(order: ArmOrder) -> None:
+def train(order: Order, turns: Turns) -> None:
     """Run the worker until there are no more turns."""
 
     class TakingTurns(Loop):
+        """Waits at the top of the loop."""
+
         def __init__(self, *args: Any, mark: Callable[[int], None], **options: Any) -> None:
             def wait_and_mark(step: int) -> None:
                 if self.report.loss is not None:
-                    order.turns.loss(self.report.loss)
-                order.turns.before_step(step)
+                    turns.loss(self.report.loss)
+                turns.before_step(step)
                 mark(step)
 
             super().__init__(*args, mark=wait_and_mark, **options)
 
-    loop_module.Loop = TakingTurns  # type: ignore[misc]
-    file = order.folder / "run.yaml"
+    file = order.folder / f"run_{os.environ['RANK']}.yaml"
     file.write_text(yaml.safe_dump(run_file(order)))
-    sys.exit(worker.main(["--config", str(file)]))
+    with patch("toolkit.training.loop.Loop", TakingTurns):
+        sys.exit(worker.main(["--config", str(file)]))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ The driver keeps a key-value store; waiting for a key costs an arm nothing.
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -18,19 +18,27 @@ _LONGEST_WAIT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Turn:
-    """What an arm did in one turn: seconds of each timed step, and the mean loss of all steps."""
+    """What an arm did in one turn.
+
+    Attributes:
+        step_s: seconds of each timed step.
+        cpu_s: processor seconds of rank 0 in all of them together; waiting is not in it, nor what
+            other programs took.
+        loss: mean of all steps, the one that is not timed included.
+    """
 
     step_s: list[float]
+    cpu_s: float
     loss: float
 
 
 class Turns:
-    """An arm's side, on every rank; call `before_step` at the top of the loop.
+    """An arm's side, on every rank; `before_step` stands at the top of the loop.
 
     Args:
         port: of the driver's store on this machine.
         arm: its name.
-        steps_per_turn: the first step of a turn is not timed: it finds the caches cold.
+        steps_per_turn: the first of them is not timed: it finds the caches cold.
     """
 
     def __init__(self, *, port: int, arm: str, steps_per_turn: int) -> None:
@@ -38,7 +46,8 @@ class Turns:
         self.arm = arm
         self.steps_per_turn = steps_per_turn
         self._losses: list[float] = []
-        self._marks: list[float] = []
+        self._clock: list[float] = []
+        self._cpu_before = 0.0
 
     def loss(self, value: float) -> None:
         """Report the loss of the step just done, or once per turn the mean of its steps."""
@@ -52,27 +61,30 @@ class Turns:
         """
         turn, within = divmod(step, self.steps_per_turn)
         if within == 0:
-            self._end(turn - 1)
+            if turn:
+                self._end(turn - 1)
             self._wait(turn)
-        elif within == 1:
+            return
+        if within == 1:
             _synchronise()
-        self._marks.append(time.perf_counter())
+            self._cpu_before = time.process_time()
+        self._clock.append(time.perf_counter())
 
     def _end(self, turn: int) -> None:
-        if turn < 0:
-            return
         _synchronise()
-        started = self._marks[1:]
-        ended = [*started[1:], time.perf_counter()]
-        step_s = [end - start for start, end in zip(started, ended, strict=True)]
+        self._clock.append(time.perf_counter())
+        found = Turn(
+            step_s=[end - start for start, end in pairwise(self._clock)],
+            cpu_s=time.process_time() - self._cpu_before,
+            loss=sum(self._losses) / len(self._losses),
+        )
         if dist.get_rank() == 0:
-            loss = sum(self._losses) / len(self._losses)
-            self.store.set(_done(self.arm, turn), json.dumps(asdict(Turn(step_s, loss))))
+            self.store.set(_done(self.arm, turn), json.dumps(asdict(found)))
         self._losses.clear()
+        self._clock.clear()
 
     def _wait(self, turn: int) -> None:
-        self._marks.clear()
-        key = f"{self.arm}/{turn}/go"
+        key = _go(self.arm, turn)
         self.store.wait([key], _LONGEST_WAIT)
         if self.store.get(key) != b"go":
             sys.exit(0)
@@ -92,19 +104,20 @@ class Conductor:
 
     def go(self, arm: str, turn: int) -> None:
         """Let an arm have its turn."""
-        self.store.set(f"{arm}/{turn}/go", b"go")
+        self.store.set(_go(arm, turn), "go")
 
     def stop(self, arm: str, turn: int) -> None:
-        """Let an arm end instead of having a turn."""
-        self.store.set(f"{arm}/{turn}/go", b"stop")
+        """Let an arm end instead of having this turn."""
+        self.store.set(_go(arm, turn), "stop")
 
-    def result(self, arm: str, turn: int, *, alive: Callable[[], None]) -> Turn:
-        """Wait for an arm to have had its turn; `alive` raises where it cannot any more."""
+    def result(self, arm: str, turn: int) -> Turn | None:
+        """Return what an arm did in its turn, or None as long as it is not over."""
         key = _done(arm, turn)
-        while not self.store.check([key]):
-            alive()
-            time.sleep(0.05)
-        return Turn(**json.loads(self.store.get(key)))
+        return Turn(**json.loads(self.store.get(key))) if self.store.check([key]) else None
+
+
+def _go(arm: str, turn: int) -> str:
+    return f"{arm}/{turn}/go"
 
 
 def _done(arm: str, turn: int) -> str:

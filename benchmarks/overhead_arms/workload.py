@@ -1,8 +1,7 @@
 """What every arm trains: model, optimizer, data and accumulation, the same for all."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +9,12 @@ import numpy as np
 import torch
 
 from toolkit.config import OptimizerConfig
+from toolkit.data.shards import HEADER_BYTES
 from toolkit.data.writer import ShardWriter
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 from toolkit.training.optimizer import build_optimizer
+from toolkit.training.step import MicroBatch
 
 Loss = Literal["plain", "chunked"]
 SEED = 1337
@@ -60,15 +61,6 @@ class Workload:
         """Tokens of one optimizer step over all ranks."""
         return self.sequences_per_step * self.seq_len
 
-    def write(self, path: Path) -> None:
-        """Leave it for the arms, which are processes of their own."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> "Workload":
-        """Return what `write` left."""
-        return cls(**json.loads(path.read_text()))
-
     def write_tokens(self, folder: Path) -> None:
         """Write one shard of random tokens, enough for every step without repeating any.
 
@@ -86,6 +78,25 @@ class Workload:
         writer.append(tokens)
         writer.finish()
 
+    def micro_batches(self, folder: Path, *, rank: int) -> Iterator[MicroBatch]:
+        """Yield a rank's micro-batches in order, read as build-nanogpt's loader reads them.
+
+        The shard is in memory as a whole; ranks take neighbouring pieces and step over each
+        other's.
+        """
+        tokens = read_tokens(folder)
+        shape = (self.micro_batch_size, self.seq_len)
+        own = self.micro_batch_size * self.seq_len
+        for start in range(rank * own, len(tokens) - own, own * self.world_size):
+            piece = tokens[start : start + own + 1]
+            yield piece[:-1].view(shape), piece[1:].view(shape)
+
+
+def read_tokens(folder: Path) -> torch.Tensor:
+    """Return all tokens of the shard in a folder as int64."""
+    tokens = np.fromfile(next(folder.glob("*.bin")), "<u2", offset=HEADER_BYTES)
+    return torch.from_numpy(tokens.astype(np.int64))
+
 
 def build_model(workload: Workload, loss: Loss = "plain") -> GPT2:
     """Build the model with the weights that all arms start from."""
@@ -96,19 +107,3 @@ def build_model(workload: Workload, loss: Loss = "plain") -> GPT2:
 def build_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     """Build the fused AdamW that all arms use."""
     return build_optimizer(model, OptimizerConfig(lr=LR))
-
-
-def own_micro_batches(
-    workload: Workload, folder: Path, *, rank: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield a rank's micro-batches in order, read as build-nanogpt's loader reads them.
-
-    The shard is in memory as a whole; ranks take neighbouring pieces and step over each other's.
-    """
-    shard = next(folder.glob("*.bin"))
-    tokens = torch.from_numpy(np.fromfile(shard, "<u2", offset=1024).astype(np.int64))
-    own = workload.micro_batch_size * workload.seq_len
-    for start in range(rank * own, len(tokens) - own, own * workload.world_size):
-        piece = tokens[start : start + own + 1]
-        shape = (workload.micro_batch_size, workload.seq_len)
-        yield piece[:-1].view(shape), piece[1:].view(shape)

@@ -1,6 +1,5 @@
 """Hugging Face's Trainer under DDP, with its defaults; it logs once per turn."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,12 +7,13 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.overhead_arms.arm import ArmOrder, main
-from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, Workload, build_model
+from benchmarks.overhead_arms.order import Order, main
+from benchmarks.overhead_arms.turns import Turns
+from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, build_model, read_tokens
 
 
 class WithLoss(nn.Module):
-    """The same model with the names that Trainer looks for."""
+    """The same model under the names that Trainer looks for."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -24,15 +24,12 @@ class WithLoss(nn.Module):
         return {"loss": self.model(input_ids, labels) / labels.numel()}
 
 
-class Sequences(Dataset):
-    """The shard's sequences in order."""
+class Sequences(Dataset[dict[str, torch.Tensor]]):
+    """The shard's sequences [seq_len] in order."""
 
-    def __init__(self, workload: Workload, folder: Path) -> None:
-        import numpy as np
-
-        shard = next(folder.glob("*.bin"))
-        self.tokens = torch.from_numpy(np.fromfile(shard, "<u2", offset=1024).astype(np.int64))
-        self.seq_len = workload.seq_len
+    def __init__(self, tokens: torch.Tensor, seq_len: int) -> None:
+        self.tokens = tokens
+        self.seq_len = seq_len
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.seq_len
@@ -45,8 +42,8 @@ class Sequences(Dataset):
 class TakingTurns(TrainerCallback):
     """Waits for the arm's turns and reports the loss."""
 
-    def __init__(self, order: ArmOrder) -> None:
-        self.turns = order.turns
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Wait, where a turn begins."""
@@ -58,13 +55,14 @@ class TakingTurns(TrainerCallback):
             self.turns.loss(logs["loss"])
 
 
-def train(order: ArmOrder) -> None:
+def train(order: Order, turns: Turns) -> None:
     """Train until there are no more turns."""
     workload = order.workload
+    has_gpu = torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir=str(order.folder),
-        use_cpu=not torch.cuda.is_available(),
-        ddp_backend=None if torch.cuda.is_available() else "gloo",
+        use_cpu=not has_gpu,
+        ddp_backend="nccl" if has_gpu else "gloo",
         per_device_train_batch_size=workload.micro_batch_size,
         gradient_accumulation_steps=workload.grad_accum_steps,
         max_steps=workload.steps_per_turn * workload.turns + 1,
@@ -80,13 +78,13 @@ def train(order: ArmOrder) -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=has_gpu,
     )
     Trainer(
         model=WithLoss(build_model(workload, order.loss)),
         args=arguments,
-        train_dataset=Sequences(workload, order.data),
-        callbacks=[TakingTurns(order)],
+        train_dataset=Sequences(read_tokens(order.data), workload.seq_len),
+        callbacks=[TakingTurns(turns)],
     ).train()
 
 

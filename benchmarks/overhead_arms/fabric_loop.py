@@ -7,12 +7,13 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
 
-from benchmarks.overhead_arms.arm import ArmOrder, main
+from benchmarks.overhead_arms.order import Order, main
+from benchmarks.overhead_arms.turns import Turns
 from benchmarks.overhead_arms.workload import GRAD_CLIP, build_adamw, build_model
 
 
 def shard(model: Any, mesh: Any) -> Any:
-    """Each block is a unit."""
+    """Shard each block as a unit."""
     from torch.distributed.fsdp import fully_shard
 
     data_parallel = mesh["data_parallel"]
@@ -21,22 +22,19 @@ def shard(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=data_parallel)
 
 
-def build_fabric(order: ArmOrder) -> Fabric:
-    """Return Fabric for the launched processes."""
+def build_fabric(order: Order) -> Fabric:
+    """Return Fabric for the launched processes, with its defaults."""
     world_size = order.workload.world_size
     strategy = (
         DDPStrategy()
         if order.strategy == "ddp"
         else ModelParallelStrategy(shard, data_parallel_size=world_size, tensor_parallel_size=1)
     )
-    return Fabric(
-        accelerator="cuda" if torch.cuda.is_available() else "cpu",
-        devices=world_size,
-        strategy=strategy,
-    )
+    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    return Fabric(accelerator=accelerator, devices=world_size, strategy=strategy)
 
 
-def train(order: ArmOrder) -> None:
+def train(order: Order, turns: Turns) -> None:
     """Train until there are no more turns."""
     fabric = build_fabric(order)
     fabric.launch()
@@ -45,7 +43,7 @@ def train(order: ArmOrder) -> None:
     micro_batches = order.micro_batches()
     micro_steps = order.workload.grad_accum_steps
     for step in itertools.count():
-        order.turns.before_step(step)
+        turns.before_step(step)
         total = torch.zeros((), device=fabric.device)
         for micro_step in range(micro_steps):
             tokens, targets = next(micro_batches)
@@ -56,7 +54,7 @@ def train(order: ArmOrder) -> None:
         fabric.clip_gradients(model, optimizer, max_norm=GRAD_CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        order.turns.loss(fabric.all_reduce(total, reduce_op="mean").item())
+        turns.loss(fabric.all_reduce(total, reduce_op="mean").item())
 
 
 if __name__ == "__main__":
