@@ -126,7 +126,7 @@ def write_png(chart: Chart, path: Path, *, footer: str) -> None:
     with matplotlib.rc_context({**_STYLE, "savefig.transparent": False}):
         size = (PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.6)
         figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
-        figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left")
+        figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left", wrap=True)
         figure.supxlabel(footer, fontsize=7, x=0.01, ha="left")
         for index, panel in enumerate(chart.panels, start=1):
             _draw(panel, figure.add_subplot(rows, columns, index))
