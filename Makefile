@@ -34,6 +34,7 @@ test-crash: $(READY)
 # where it was stopped.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
+	$(BIN)/python -m benchmarks.collectives --sweep runs/benchmarks/$(SWEEP)
 	$(BIN)/python -m benchmarks.report runs/benchmarks/$(SWEEP) --out runs/benchmarks/$(SWEEP)/report
 
 # The memory formula and its rivals against traced and measured steps.
