@@ -71,7 +71,11 @@ class Arm:
 
 
 def arms_of(strategy: Strategy) -> list[Arm]:
-    arms = [Arm("plain", strategy), Arm("toolkit_loop", strategy), Arm("toolkit_loop", strategy, "chunked")]
+    arms = [
+        Arm("plain", strategy),
+        Arm("toolkit_loop", strategy),
+        Arm("toolkit_loop", strategy, "chunked"),
+    ]
     if strategy == "ddp":
         arms.append(Arm("trainer", strategy))
     if strategy != "zero2":
@@ -93,13 +97,35 @@ def command(arm: Arm, workload: Workload, order: Path) -> list[str]:
 def running(arm: Arm, workload: Workload, folder: Path, data: Path, port: int):
     folder.mkdir()
     order = folder / "order.json"
-    write_order(order, name=arm.name, strategy=arm.strategy, loss=arm.loss, workload=workload, data=data, port=port)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(folder), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH','')}"}
+    write_order(
+        order,
+        name=arm.name,
+        strategy=arm.strategy,
+        loss=arm.loss,
+        workload=workload,
+        data=data,
+        port=port,
+    )
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": str(folder),
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command(arm, workload, order), env=env, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+        process = subprocess.Popen(
+            command(arm, workload, order),
+            env=env,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=ROOT,
+        )
+
     def alive():
         if process.poll() is not None:
             raise RuntimeError(f"{arm.name}: ended: " + (folder / "log").read_text()[-3000:])
+
     try:
         yield alive
     finally:
@@ -118,10 +144,12 @@ def measure(arms, workload, turns=None):
         workload.write_tokens(t / "data")
         alive = {}
         for i, a in enumerate(arms):
-            alive[a.name] = stack.enter_context(running(a, workload, t / f"arm{i}", t / "data", conductor.port))
+            alive[a.name] = stack.enter_context(
+                running(a, workload, t / f"arm{i}", t / "data", conductor.port)
+            )
             conductor.go(a.name, 0)
         for turn in range(workload.turns):
-            order = arms[turn % len(arms):] + arms[:turn % len(arms)]
+            order = arms[turn % len(arms) :] + arms[: turn % len(arms)]
             for a in order:
                 conductor.go(a.name, turn)
                 found[a.name].append(conductor.result(a.name, turn, alive=alive[a.name]))
@@ -129,24 +157,35 @@ def measure(arms, workload, turns=None):
             conductor.stop(a.name, workload.turns)
     return found
 
+
 if __name__ == "__main__":
     from statistics import median, quantiles
     import argparse
-    p = argparse.ArgumentParser(); p.add_argument("--strategies", default="ddp,fsdp2,zero2"); p.add_argument("--which", default="tiny,larger"); p.add_argument("--loops", default="")
+
+    p = argparse.ArgumentParser()
+    p.add_argument("--strategies", default="ddp,fsdp2,zero2")
+    p.add_argument("--which", default="tiny,larger")
+    p.add_argument("--loops", default="")
     o = p.parse_args()
     for s in o.strategies.split(","):
         for which in o.which.split(","):
             w = {"tiny": TINY, "larger": LARGER}[which]
             t0 = time.time()
-            arms = [a for a in arms_of(s) if not o.loops or a.loop in o.loops.split(",") ]
+            arms = [a for a in arms_of(s) if not o.loops or a.loop in o.loops.split(",")]
             f = measure(arms, w)
-            print(which, s, f"{time.time()-t0:.0f} s")
+            print(which, s, f"{time.time() - t0:.0f} s")
             base = f[f"plain/{s}"]
             for name, turns in f.items():
-                ms = [1e3*sum(t.step_s)/len(t.step_s) for t in turns[1:]]
-                meds = [1e3*median(t.step_s) for t in turns[1:]]
-                r = [sum(b.step_s)/sum(t.step_s) for b, t in zip(base[1:], turns[1:])]
-                over = [1e6*(median(t.step_s)-median(b.step_s)) for b,t in zip(base[1:], turns[1:])]
+                ms = [1e3 * sum(t.step_s) / len(t.step_s) for t in turns[1:]]
+                meds = [1e3 * median(t.step_s) for t in turns[1:]]
+                r = [sum(b.step_s) / sum(t.step_s) for b, t in zip(base[1:], turns[1:])]
+                over = [
+                    1e6 * (median(t.step_s) - median(b.step_s)) for b, t in zip(base[1:], turns[1:])
+                ]
                 q = quantiles(r, n=4)
-                if os.environ.get("OH_V"): print([round(t.loss,6) for t in turns])
-                print(f"  {name:28} step {median(ms):8.3f} ms (med-of-med {median(meds):8.3f})  ratio {median(r):.4f} [{q[0]:.4f} {q[2]:.4f}] overhead {median(over):8.0f} us  loss {turns[0].loss:.6f} {turns[-1].loss:.6f}", flush=True)
+                if os.environ.get("OH_V"):
+                    print([round(t.loss, 6) for t in turns])
+                print(
+                    f"  {name:28} step {median(ms):8.3f} ms (med-of-med {median(meds):8.3f})  ratio {median(r):.4f} [{q[0]:.4f} {q[2]:.4f}] overhead {median(over):8.0f} us  loss {turns[0].loss:.6f} {turns[-1].loss:.6f}",
+                    flush=True,
+                )

@@ -36,7 +36,9 @@ class ArmOrder:
     def device(self) -> torch.device:
         """This rank's."""
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        return (
+            torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        )
 
     def plan(self) -> BatchPlan:
         """How a step is cut."""
@@ -55,7 +57,14 @@ class ArmOrder:
 
 
 def write_order(
-    file: Path, *, name: str, strategy: Strategy, loss: Loss, workload: Workload, data: Path, port: int
+    file: Path,
+    *,
+    name: str,
+    strategy: Strategy,
+    loss: Loss,
+    workload: Workload,
+    data: Path,
+    port: int,
 ) -> None:
     """Leave an order for the arm to read."""
     order = {"name": name, "strategy": strategy, "loss": loss, "data": str(data), "port": port}
@@ -69,9 +78,7 @@ def main(train: Callable[[ArmOrder], None]) -> None:
     workload = Workload(**order["workload"])
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    turns = Turns(
-        port=order["port"], arm=order["name"], steps_per_turn=workload.steps_per_turn
-    )
+    turns = Turns(port=order["port"], arm=order["name"], steps_per_turn=workload.steps_per_turn)
     train(
         ArmOrder(
             name=order["name"],
