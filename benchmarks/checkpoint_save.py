@@ -81,8 +81,8 @@ class Measurement:
 
     Attributes:
         seconds: `plain` to write the bytes and sync them; `sync` save; `held_up` by an asynchronous
-            one before training goes on; `lost`: by how much longer the steps took that were made
-            until it was complete.
+            one, when it is begun and when it is completed; `lost`: by how much longer the steps
+            took in between.
     """
 
     def __init__(self, engine: Engine, folder: Path) -> None:
@@ -139,7 +139,8 @@ class Measurement:
         while self._goes_on.is_writing:
             lost += seconds(lambda: step(self.engine)) - quiet
         self.seconds["lost"].append(lost)
-        self._goes_on.finish()
+        self.seconds["held_up"][-1] += seconds(self._goes_on.finish)
+        self._goes_on.close()
 
     def _position(self) -> Position:
         self._saved += 1

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -46,6 +46,7 @@ class Saver:
         self.keep_last = keep_last
         self._position: Position | None = None
         self._writing: _Write | None = None
+        self._clearing: Thread | None = None
         self._copy: HostCopy | None = None
         if asynchronous:
             self._copy = HostCopy(own_pieces(engine, with_moments=with_moments), engine.device)
@@ -66,6 +67,7 @@ class Saver:
         Raises:
             SaveError: on every rank, if rank 0 cannot make the folder or the disk is too full.
         """
+        self.close()
         pieces = own_pieces(self.engine, with_moments=position.moments)
         total = sum(self.engine.gather_from_ranks(sum(piece.bytes for piece in pieces)))
         self._on_rank_0(lambda: self._begin(position.step, total))
@@ -96,12 +98,21 @@ class Saver:
             self._on_rank_0(lambda: self.store.abandon(position.step))
             raise SaveError("; ".join(problems))
         parts = {part_name(rank): part for rank, part in enumerate(found)}
-        self._on_rank_0(
-            lambda: self.store.commit(
-                position.step, position.to_json(), parts, keep_last=self.keep_last
-            )
-        )
+        self._on_rank_0(lambda: self._commit(position, parts))
         return self.store.partial(position.step).with_suffix("")
+
+    def close(self) -> None:
+        """Wait until what no longer counts is deleted."""
+        if self._clearing is not None:
+            self._clearing.join()
+            self._clearing = None
+
+    def _commit(self, position: Position, parts: Mapping[str, Fingerprint]) -> None:
+        self.store.commit(position.step, position.to_json(), parts, keep_last=self.keep_last)
+        self._clearing = Thread(target=self.store.clear, name="clear", daemon=True)
+        self._clearing.start()
+        if not self.asynchronous:
+            self.close()
 
     def _begin(self, step: int, total: int) -> None:
         self.store.begin(step)

@@ -40,10 +40,14 @@ class CheckpointStore:
     def begin(self, step: int) -> None:
         """Make an empty folder for `step`, and clear away what crashes left."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.clear()
+        self.partial(step).mkdir()
+
+    def clear(self) -> None:
+        """Give back the space of what is no checkpoint: begun and not complete, or given up."""
         for path in self.folder.iterdir():
             if path.suffix in _UNFINISHED and _STEP.fullmatch(path.stem):
-                shutil.rmtree(path)
-        self.partial(step).mkdir()
+                shutil.rmtree(path, ignore_errors=True)
 
     def abandon(self, step: int) -> None:
         """Give back the space of a checkpoint that could not be written."""
@@ -52,8 +56,9 @@ class CheckpointStore:
     def commit(
         self, step: int, state: str, parts: Mapping[str, Fingerprint], *, keep_last: int
     ) -> Path:
-        """Make what was written for `step` a checkpoint, then delete the oldest beyond `keep_last`.
+        """Make what was written for `step` a checkpoint and give up the oldest beyond `keep_last`.
 
+        They are no checkpoints from then on; `clear` deletes them, which may take a while.
         Later ones are damaged, or the run would have carried on from there; they count for nothing.
 
         Args:
@@ -69,12 +74,12 @@ class CheckpointStore:
         write_durably(partial / MANIFEST, _manifest_text(step, {**own, **parts}))
         final = partial.with_suffix("")
         if final.exists():
-            _delete(final)
+            _give_up(final)
         partial.rename(final)
         _sync(self.folder)
         committed = self.committed()
         for old in committed[: committed.index(final) + 1][:-keep_last]:
-            _delete(old)
+            _give_up(old)
         return final
 
     def committed(self) -> list[Path]:
@@ -185,11 +190,9 @@ def _manifest_text(step: int, files: Mapping[str, Fingerprint]) -> bytes:
     return (json.dumps({**fields, "sha256": digest}, indent=1) + "\n").encode()
 
 
-def _delete(checkpoint: Path) -> None:
+def _give_up(checkpoint: Path) -> None:
     """A half-deleted folder must not look like a checkpoint."""
-    doomed = checkpoint.with_suffix(".deleted")
-    checkpoint.rename(doomed)
-    shutil.rmtree(doomed)
+    checkpoint.rename(checkpoint.with_suffix(".deleted"))
 
 
 def _refuse_link(folder: Path) -> None:

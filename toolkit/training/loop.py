@@ -109,9 +109,9 @@ class Loop:
             self._train_to(last)
         except NonFiniteError:
             # All ranks end here, so what is still being written can be completed.
-            self.saving.finish()
+            self.saving.close()
             raise
-        self.saving.finish()
+        self.saving.close()
         if self.peak_memory_bytes:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
         if self.engine.rank == 0 and self.last_peak is not None:

@@ -71,6 +71,7 @@ class Saving:
         self.finish()
         if self.saved_step != position.step:
             self.save(position, wait=True)
+        self._saver.close()
         if self.saved_step != position.step:
             raise SaveError(f"the state after step {position.step} is not saved")
 
@@ -84,6 +85,11 @@ class Saving:
         if final is not None:
             self.saved_step = self._begun_step
             self.say(f"saved {final} in {time.perf_counter() - self._started:.1f} s")
+
+    def close(self) -> None:
+        """Complete what was begun, and leave nothing behind that is to be deleted."""
+        self.finish()
+        self._saver.close()
 
     def _failed(self, error: SaveError) -> None:
         if not self._goes_on:
