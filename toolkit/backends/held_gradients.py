@@ -21,6 +21,7 @@ gradients are accumulated in fp32:
 Slices that do not divide evenly are padded.
 """
 
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from toolkit.backends.strategies import Accumulation, Precision, Strategy
@@ -56,26 +57,29 @@ def held_gradient_bytes(
     if strategy in ("single", "ddp", "zero1"):
         return whole
     if accumulation == "sharded" and strategy == "zero2" and precision == "fp32":
-        return _FP32_BYTES * _whole_tensors(sizes, world_size)
+        return _FP32_BYTES * whole_tensors(sizes, world_size)
     if accumulation != "replicated":
         return shard
     return whole + shard if strategy == "zero3" else whole
 
 
-def _whole_tensors(sizes: ModelSizes, world_size: int) -> int:
-    """Elements of all tensors that have a part in one rank's partition, the fullest rank's.
+def whole_tensors(sizes: ModelSizes, world_size: int) -> int:
+    """Return the elements of all tensors with a part in one rank's partition, the fullest rank's.
 
-    DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly.
+    DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly. A
+    rank inside one tensor holds no more than those where it begins and ends.
     """
     tensors = model_tensors(sizes)
-    groups = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
-    return max(
-        sum(_touched(group, rank, world_size) for group in groups) for rank in range(world_size)
-    )
+    rows = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
+    groups = [(list(accumulate(row)), -(-sum(row) // world_size)) for row in rows]
+    borders = {place // part for ends, part in groups for end in ends for place in (end - 1, end)}
+    return max(sum(_touched(ends, part, rank) for ends, part in groups) for rank in borders)
 
 
-def _touched(tensors: list[int], rank: int, world_size: int) -> int:
-    part = sum(tensors) // world_size
-    start, end = rank * part, (rank + 1) * part
-    row = zip(tensors, accumulate(tensors), strict=True)
-    return sum(size for size, last in row if last > start and last - size < end)
+def _touched(ends: list[int], part: int, rank: int) -> int:
+    """Elements of the tensors, given by their ends in the row, that a rank's part touches."""
+    first = bisect_right(ends, rank * part)
+    last = min(bisect_left(ends, (rank + 1) * part), len(ends) - 1)
+    if first > last:
+        return 0
+    return ends[last] - (ends[first - 1] if first else 0)

@@ -1,5 +1,6 @@
 """ZeRO stages 1 and 2: parameters whole, optimizer state in parts."""
 
+from toolkit.backends.held_gradients import whole_tensors
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
 from toolkit.memory.zero_walk import ZeroWalk
@@ -50,12 +51,14 @@ class Zero12Walk(ZeroWalk):
         self.held = 4 if self.keeps_all else self.c
         self.staged = 4 if self.stage_1 else self.c
         self.part = self._part(is_matrix=True)
-        whole = max(whole_tensors(self.tensors, settings.world_size))
-        self.sums = 4 * (whole if self.c == 4 else self.owned)
-        if settings.offload_optimizer:
-            self.sums = 0
+        self.sums = 0 if settings.offload_optimizer else 4 * self._summed()
         self.has_sums = False
         self.left = 0
+
+    def _summed(self) -> int:
+        """Elements of the sums: of the part, in fp32 of every tensor that it touches."""
+        settings = self.settings
+        return whole_tensors(settings.sizes, settings.world_size) if self.c == 4 else self.owned
 
     def start(self) -> None:
         """Also the working copy."""
@@ -149,21 +152,3 @@ class Zero12Walk(ZeroWalk):
         if self.c == 4:
             self.ledger.touch("gradients", 4 * self.owned)
         self.ledger.drop("gradients", self.sums)
-
-
-def whole_tensors(tensors: list[Tensor], ranks: int) -> list[int]:
-    """Return, for each rank, the elements of all tensors that lie in its part wholly or partly.
-
-    In fp32 a rank keeps the gradients of such tensors whole. Matrices and vectors are two flat
-    groups, each cut into equal parts.
-    """
-    held = [0] * ranks
-    for is_matrix in (True, False):
-        group = [t.elements for t in tensors if t.is_matrix == is_matrix]
-        part = -(-sum(group) // ranks)
-        begin = 0
-        for elements in group:
-            for rank in range(begin // part, (begin + elements - 1) // part + 1):
-                held[rank] += elements
-            begin += elements
-    return held
