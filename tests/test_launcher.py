@@ -6,6 +6,7 @@ import sys
 import time
 from argparse import Namespace
 
+import psutil
 import pytest
 
 from toolkit import launcher
@@ -34,10 +35,11 @@ def test_a_launcher_that_waits_for_others_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_ALONE_S", 0.01)
-    with subprocess.Popen(["sleep", "10"]) as worker:
-        _say_if_alone(machine(1, "10.0.0.1"))
-        assert capsys.readouterr().err == ""
-        worker.kill()
+    workers = [psutil.Process()]
+    monkeypatch.setattr(psutil.Process, "children", lambda self: workers)
+    _say_if_alone(machine(1, "10.0.0.1"))
+    assert capsys.readouterr().err == ""
+    workers.clear()
     _say_if_alone(machine(1, "10.0.0.1"))
     assert capsys.readouterr().err == (
         "no process started in 0.01 s. This is machine 1 of 2; every machine needs a launcher and "

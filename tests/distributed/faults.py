@@ -13,6 +13,7 @@ from datetime import timedelta
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from toolkit.backends import build, deepspeed_config
 from toolkit.backends.engine import Engine
@@ -157,6 +158,8 @@ def main() -> None:
     start_process_group(LAUNCHED, timeout=timedelta(seconds=60))
     for fault in FAULTS[LAUNCHED.strategy]:
         fault()
+    # Left to the interpreter's end, gloo's threads now and then abort the process.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
