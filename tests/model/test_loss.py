@@ -1,5 +1,7 @@
 import math
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -86,6 +88,48 @@ def test_chunked_is_plain_in_value_and_gradients(
     for value, expected in zip(found, with_gradients(plain, drawn), strict=True):
         assert value.dtype == dtype
         assert (value - expected).norm() <= rtol * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients_chunked_is_plain_too_and_computes_none(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(loss, "_ChunkedCrossEntropySum")
+    drawn = draw(CHUNK_ROWS + 1, dtype)
+    with torch.no_grad(), Largest() as largest:
+        found = chunked_cross_entropy_sum(*drawn)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, plain(*drawn), rtol=1e-5, atol=0)
+    assert largest.elements == CHUNK_ROWS * VOCAB
+
+
+def test_liger_kernel_takes_over_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order of arguments is weight, hidden states, targets."""
+    asked: list[dict[str, Any]] = []
+
+    def fused(**options: Any) -> LossSum:
+        asked.append(options)
+        return lambda weight, hidden, targets: plain(hidden, weight, targets)
+
+    package = ModuleType("liger_kernel.transformers")
+    package.LigerFusedLinearCrossEntropyLoss = fused  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    monkeypatch.setattr(loss, "_liger_loss", loss._liger_loss.__wrapped__)
+    drawn = draw(5)
+    on_cpu = chunked_cross_entropy_sum(*drawn)
+    assert asked == []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert chunked_cross_entropy_sum(*drawn) == plain(*drawn)
+    torch.testing.assert_close(on_cpu, plain(*drawn))
+    assert asked == [
+        {"ignore_index": IGNORE_INDEX, "reduction": "sum", "accum_dtype": torch.float32}
+    ]
+
+
+def test_without_liger_kernel_cuda_gets_our_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    assert loss._liger_loss.__wrapped__() is None
 
 
 def test_chunked_gradients_are_those_of_finite_differences(

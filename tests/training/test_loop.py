@@ -96,6 +96,23 @@ def test_records_have_exactly_the_promised_keys(start: Start) -> None:
     assert set(peaks) == {peaks[0]}
 
 
+def test_a_step_takes_one_sum_and_one_exchange_of_numbers(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start("training.check_replicas_every=0")
+    asked: list[str] = []
+    for name in ("begin_sum", "max_over_ranks", "gather_numbers", "gather_from_ranks"):
+        original = getattr(Engine, name)
+
+        def ask(engine: Engine, value: Any, name: str = name, original: Any = original) -> Any:
+            asked.append(name)
+            return original(engine, value)
+
+        monkeypatch.setattr(Engine, name, ask)
+    loop.fit()
+    assert asked == 4 * ["begin_sum", "gather_numbers"]
+
+
 def test_a_run_learns(start: Start) -> None:
     loop = start("training.steps=20", "optimizer.lr=1.0e-2")
     loop.fit()

@@ -112,3 +112,26 @@ def test_a_real_engine_has_the_loss_and_norm_of_the_whole_batch(single_engine: B
     assert result.loss_share.item() == pytest.approx(mean.item(), rel=1e-6)
     assert result.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
     assert all(parameter.grad is None for parameter in engine.module.parameters())
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 0.1, 1e6])
+def test_clipping_is_torchs_and_touches_no_gradient_that_is_short_enough(
+    single_engine: Build, grad_clip: float
+) -> None:
+    case = Case(accumulation="replicated", grad_accum_steps=1, grad_clip=grad_clip)
+    engine = single_engine(case)
+    engine.optimizer.step = lambda: None
+    engine._clear_gradients = lambda: None  # type: ignore[method-assign]
+    [(tokens, targets)] = arm.own_micro_batches(case, TINY, engine, 0)
+    engine.model(tokens, targets).backward()
+    before = [p.grad.clone() for p in engine.parameters if p.grad is not None]
+    norm = engine.clip_and_step()
+    after = [p.grad for p in engine.parameters if p.grad is not None]
+    for parameter, gradient in zip(engine.parameters, before, strict=True):
+        parameter.grad = gradient.clone()
+    max_norm = grad_clip or float("inf")
+    expected = torch.nn.utils.clip_grad_norm_(list(engine.parameters), max_norm)
+    torch.testing.assert_close(norm, expected)
+    torch.testing.assert_close(after, [p.grad for p in engine.parameters])
+    touched = not all(map(torch.equal, after, before))
+    assert touched == (grad_clip == 0.1)
