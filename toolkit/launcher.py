@@ -33,20 +33,24 @@ def run_launcher(command: Sequence[str]) -> int:
     It gets a session of its own, so that a Ctrl-C at the terminal comes through here alone. The
     first signal is passed on, for the workers to save and end; the second ends them all at once.
     """
-    process = subprocess.Popen(command, start_new_session=True)
+    process: subprocess.Popen[bytes] | None = None
     is_asked = False
 
     def pass_on(number: int, frame: Any) -> None:
         nonlocal is_asked
-        if is_asked:
+        if process is not None and is_asked:
             _kill_with_descendants(process.pid)
-        elif process.poll() is None:
+        elif process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
         is_asked = True
 
+    # Before there is a process: one that a signal left behind would train on unseen.
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
     earlier = {number: signal.signal(number, pass_on) for number in signals}
     try:
+        process = subprocess.Popen(command, start_new_session=True)
+        if is_asked:
+            process.send_signal(signal.SIGTERM)
         return process.wait()
     finally:
         for number, handler in earlier.items():
