@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from typing import Any
 
 import psutil
 import pytest
@@ -51,6 +52,19 @@ def test_a_second_machine_0_is_told_that_it_is_not_the_first() -> None:
     """192.0.2.0/24 is nobody's (RFC 5737)."""
     assert _roll_call(machine(0, "192.0.2.1")).endswith("; 192.0.2.1 is not this machine")
     assert "is not this machine" not in _roll_call(machine(0, "127.0.0.1"))
+
+
+def test_a_signal_that_comes_before_the_process_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    popen = subprocess.Popen
+
+    def start_late(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_late)
+    assert launcher.run_launcher(["sleep", "60"]) == -signal.SIGTERM
 
 
 STUBBORN = """
