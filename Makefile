@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash bench check data memory-errors save-times clean
+.PHONY: train test test-long test-crash bench check data memory-errors overhead save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -40,6 +40,12 @@ bench: $(READY)
 # The memory formula and its rivals against traced and measured steps.
 memory-errors: $(READY)
 	$(BIN)/python -m benchmarks.memory.error_table
+
+# The toolkit's loop against plain PyTorch, DeepSpeed, Trainer and Fabric (`pip install lightning`);
+# then the chunked loss against the plain one.
+overhead: $(READY)
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.chunked_loss
 
 # How long a save of GPT-2 124M holds training up, beside the disk's own rate.
 save-times: $(READY)

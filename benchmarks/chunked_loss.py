@@ -5,7 +5,7 @@ The peak is that of one update of the whole model in one process at 1,024 tokens
 formula says, as traced on tensors without data, and as measured, allocation by allocation, at the
 largest micro-batch whose plain loss fits this machine now.
 
-    python -m benchmarks.chunked_loss --out benchmarks/results/chunked_loss.json
+    python -m benchmarks.chunked_loss      # writes results/chunked_loss.json
 """
 
 import argparse
@@ -27,6 +27,7 @@ from benchmarks.overhead_arms.compared import spread
 from toolkit.backends.strategies import Precision
 from toolkit.memory.estimate import estimate_peak
 
+RESULTS = Path(__file__).parent / "results"
 Loss = Literal["plain", "chunked"]
 LOSSES: tuple[Loss, ...] = ("plain", "chunked")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -46,7 +47,7 @@ and kernels' scratch."""
 def main() -> None:
     """Measure and write; with `--measure`, one step in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/chunked_loss.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "chunked_loss.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.measure:

@@ -5,7 +5,7 @@ same tokens with the same optimizer, clipping and accumulation. All arms of a st
 once and then take turns, in another order each round; figures compare two turns of one round. Arms
 whose losses differ are an error, not a result.
 
-    python -m benchmarks.overhead --out benchmarks/results/overhead.json
+    python -m benchmarks.overhead      # writes results/overhead.json
 """
 
 import argparse
@@ -23,6 +23,7 @@ from benchmarks.overhead_arms.workload import Workload
 from toolkit.backends.strategies import Strategy
 from toolkit.verify.options import choices
 
+RESULTS = Path(__file__).parent / "results"
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero2")
 WORKLOADS = {
     # Hardly anything but overhead.
@@ -58,7 +59,7 @@ WORKLOADS = {
 def main() -> int:
     """Measure, print and write; return 1 if a toolkit arm did not run, or an arm's loss is off."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/overhead.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     asked = parser.parse_args()

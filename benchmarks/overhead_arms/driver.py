@@ -26,10 +26,7 @@ _LOOK_EVERY_S = 0.05
 _LAST_WORDS = 2000
 TOOLKIT, PLAIN = "toolkit", "plain"
 _NEEDS = {"trainer": "transformers", "fabric": "lightning"}
-_SHARDED_TRAINER = (
-    "without a GPU Trainer does not shard: Accelerate, which it hands `fsdp` to, then starts "
-    "data-parallel processes"
-)
+_SHARDED_TRAINER = "without a GPU Trainer wraps in DistributedDataParallel, whatever `fsdp` says"
 
 
 @dataclass(frozen=True)

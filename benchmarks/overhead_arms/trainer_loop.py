@@ -1,4 +1,7 @@
-"""Hugging Face's Trainer under DDP, with its defaults; it logs once per turn."""
+"""Hugging Face's Trainer under DDP.
+
+With its defaults, but that it searches for no unused parameters and logs once a turn.
+"""
 
 from typing import Any
 
@@ -63,6 +66,7 @@ def train(order: Order, turns: Turns) -> None:
         output_dir=str(order.folder),
         use_cpu=not has_gpu,
         ddp_backend="nccl" if has_gpu else "gloo",
+        ddp_find_unused_parameters=False,
         per_device_train_batch_size=workload.micro_batch_size,
         gradient_accumulation_steps=workload.grad_accum_steps,
         max_steps=workload.steps_per_turn * workload.turns + 1,
