@@ -22,6 +22,7 @@ from benchmarks.trainer import ArmTrainer
 from toolkit.backends.launched import read_launch
 from toolkit.backends.process_group import start_process_group
 from toolkit.errors import ToolkitError
+from toolkit.training.worker import end_process
 
 
 class Order(BaseModel):
@@ -86,3 +87,4 @@ def _sentence(error: Exception) -> str:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process(0)

@@ -25,6 +25,7 @@ from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, train_step
+from toolkit.training.worker import end_process
 
 MEASURED_STEPS = 3
 """From the second step on; the highest one counts."""
@@ -140,3 +141,4 @@ def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process(0)

@@ -5,7 +5,6 @@ Run under `accelerate launch`; rank 0 prints one JSON object per fault.
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +23,7 @@ from toolkit.backends.replicas import replica_problems
 from toolkit.errors import UsageError
 from toolkit.training.build import TIED
 from toolkit.training.step import train_step
+from toolkit.training.worker import end_process
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 
@@ -163,4 +163,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    end_process(0)

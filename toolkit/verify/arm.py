@@ -31,6 +31,7 @@ from toolkit.training.build import TIED
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
+from toolkit.training.worker import end_process
 from toolkit.verify.cases import Case, global_batch
 from toolkit.verify.controls import CONTROLS, Break, break_nothing
 from toolkit.verify.outcome import Outcome, write_outcome
@@ -219,3 +220,4 @@ def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process(0)
