@@ -23,8 +23,12 @@ from toolkit.verify.launch import launch
 pytestmark = pytest.mark.distributed
 
 SHARDED: tuple[Strategy, ...] = ("ddp", "fsdp2", "fsdp2_no_reshard", "zero1", "zero2", "zero3")
-# Hybrid sharding needs two replica groups of two; `single` is one process.
-CELLS: list[tuple[Strategy, int]] = [(s, n) for n in (1, 2, 4) for s in SHARDED] + [("hsdp", 4)]
+# `single` is one process; hybrid sharding needs two replica groups of two.
+CELLS: list[tuple[Strategy, int]] = [
+    ("single", 1),
+    *((strategy, ranks) for ranks in (1, 2, 4) for strategy in SHARDED),
+    ("hsdp", 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = arm.build_case(case, TINY, launched)
     for step in range(3):
         train_step(engine, arm.own_micro_batches(case, TINY, engine, step), lr=1e-3)
-    store = CheckpointStore(folder / "single_1")
+    store = CheckpointStore(folder / "source")
     saver = Saver(engine, store, keep_last=1, asynchronous=False)
     saver.begin(Position.after(3, shapes=shapes_of(engine)))
     saver.finish()
@@ -62,7 +66,7 @@ def differences(
 
 @pytest.mark.long
 def test_a_state_goes_through_zero_2_bit_for_bit(folder: Path) -> None:
-    found = differences(folder, "zero2", 2, ["single_1"])
+    found = differences(folder, "zero2", 2, ["source"])
     assert set(map(tuple, found.values())) == {()}
 
 
@@ -70,9 +74,9 @@ def test_a_state_goes_through_zero_2_bit_for_bit(folder: Path) -> None:
 @pytest.mark.timeout(2400)
 def test_every_cell_of_the_matrix(folder: Path) -> None:
     """First each saves what one process wrote; then each loads what all the others saved."""
-    names = ["single_1"]
+    names = ["source"]
     for strategy, ranks in CELLS:
-        assert not any(differences(folder, strategy, ranks, ["single_1"]).values())
+        assert not any(differences(folder, strategy, ranks, ["source"]).values())
         names.append(f"{strategy}_{ranks}")
     for strategy, ranks in CELLS:
         assert not any(differences(folder, strategy, ranks, names).values())
