@@ -13,6 +13,8 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ def main() -> int:
     asked = parser.parse_args()
     record: dict[str, Any] = {
         "environment": describe_environment(find_machine().name, threads=1).model_dump(),
+        "lightning": version("lightning") if find_spec("lightning") else None,
         "workloads": {},
         "loss_tolerance": LOSS_TOLERANCE,
         "arms": [],
