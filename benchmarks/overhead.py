@@ -41,8 +41,8 @@ WORKLOADS = {
         steps_per_turn=31,
         turns=9,
     ),
-    # A step of some 0.2 s, with a CPU core for each rank. What costs time by the parameter weighs as
-    # much as in GPT-2 124M at 524,288 tokens a step on 8 ranks: a rank has 1,024 tokens for 1.9M
+    # A step of some 0.2 s, with a CPU core for each rank. What costs time by the parameter weighs
+    # as much as in GPT-2 124M at 524,288 tokens a step on 8 ranks: a rank has 1,024 tokens for 1.9M
     # parameters, of which 31 % are the head's.
     "larger": Workload(
         n_layer=4,
