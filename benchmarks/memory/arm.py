@@ -124,7 +124,7 @@ def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
 
 
 def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> dict[str, int]:
-    """Tell the parts that can be told by who allocated them: moments, and a plain loss."""
+    """Tell the parts that can be told by who allocated them: the optimizer's, and a plain loss."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     moments = [
         getattr(tensor, "_local_tensor", tensor)
@@ -132,7 +132,12 @@ def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> 
         for tensor in state.values()
         if torch.is_tensor(tensor) and tensor.numel() > 1
     ]
-    parts = {"optimizer": sum(tensor.untyped_storage().nbytes() for tensor in moments)}
+    temporaries = sum(
+        block.size
+        for block in peak.held
+        if any(name.startswith("Optimizer.step") for name in block.operators)
+    )
+    parts = {"optimizer": sum(t.untyped_storage().nbytes() for t in moments) + temporaries}
     if configuration.loss == "plain":
         logits = 4 * configuration.tokens * configuration.sizes().vocab_size
         parts["loss"] = sum(block.size for block in peak.held if block.size == logits)
