@@ -54,7 +54,7 @@ WORKLOADS = {
         grad_accum_steps=2,
         world_size=2,
         steps_per_turn=6,
-        turns=10,
+        turns=25,
     ),
 }
 

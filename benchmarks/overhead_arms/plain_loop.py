@@ -84,7 +84,9 @@ def train_deepspeed(order: Order, turns: Turns, backend: str) -> None:
     import deepspeed
 
     from toolkit.backends.deepspeed_config import build_deepspeed_config
+    from toolkit.backends.process_group import build_extensions_here
 
+    build_extensions_here(announce=False)
     deepspeed.init_distributed(backend)
     workload = order.workload
     plan = plan_batch(

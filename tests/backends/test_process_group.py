@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from toolkit.backends.process_group import STALE_LOCK_S, _build_extensions_here
+from toolkit.backends.process_group import STALE_LOCK_S, build_extensions_here
 from toolkit.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def test_a_lock_left_by_a_killed_build_is_taken_away(tmp_path, monkeypatch):
         lock.touch()
     past = time.time() - STALE_LOCK_S - 1
     os.utime(old, (past, past))
-    _build_extensions_here(announce=False)
+    build_extensions_here(announce=False)
     assert not old.exists()
     assert fresh.exists()
 
@@ -37,24 +37,24 @@ def test_the_environments_own_ninja_builds(tmp_path, monkeypatch):
     other.touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    _build_extensions_here(announce=False)
+    build_extensions_here(announce=False)
     assert shutil.which("ninja") == str(Path(sys.executable).with_name("ninja"))
 
 
 def test_each_environment_builds_for_itself(monkeypatch):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    _build_extensions_here(announce=False)
+    build_extensions_here(announce=False)
     assert os.environ["TORCH_EXTENSIONS_DIR"].startswith(sys.prefix)
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
 
 
 def test_a_build_is_announced_and_a_built_one_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    _build_extensions_here(announce=True)
+    build_extensions_here(announce=True)
     assert "compiles an extension" in capsys.readouterr().err
     (tmp_path / "shm").mkdir()
     (tmp_path / "shm" / "shm.so").touch()
-    _build_extensions_here(announce=True)
+    build_extensions_here(announce=True)
     assert capsys.readouterr().err == ""
 
 

@@ -40,7 +40,7 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     _quieten_engines()
     if launched.strategy.startswith("zero"):
-        _build_extensions_here(announce=launched.rank == 0)
+        build_extensions_here(announce=launched.rank == 0)
     from accelerate import PartialState
 
     if launched.strategy == "single":
@@ -95,7 +95,7 @@ def _quieten_engines() -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
-def _build_extensions_here(*, announce: bool) -> None:
+def build_extensions_here(*, announce: bool) -> None:
     """Let DeepSpeed compile its extension in a folder of this environment.
 
     PyTorch's default is one folder for all environments of a user, which build over each other; a
