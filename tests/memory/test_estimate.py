@@ -144,6 +144,7 @@ def test_the_logits_are_twelve_bytes_each_and_the_chunked_loss_never_holds_them(
 
 def test_the_chunk_is_the_models() -> None:
     assert loss_walk.CHUNK_ROWS == loss.CHUNK_ROWS
+    assert loss_walk.BLOCK_ROWS == loss.BLOCK_ROWS
 
 
 def test_more_of_anything_takes_more() -> None:

@@ -151,7 +151,11 @@ def test_chunked_gradients_scale_with_what_comes_from_above(scale: float) -> Non
         torch.testing.assert_close(gradient, scale * unscaled, rtol=1e-12, atol=1e-12)
 
 
-def test_chunked_under_autocast_computes_in_bf16_and_sums_in_fp32() -> None:
+@pytest.mark.parametrize("block_rows", [loss.BLOCK_ROWS, 7])
+def test_chunked_under_autocast_computes_in_bf16_and_sums_in_fp32(
+    block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "BLOCK_ROWS", block_rows)
     drawn = draw(2 * CHUNK_ROWS)
     with torch.autocast("cpu", torch.bfloat16):
         found = with_gradients(chunked_cross_entropy_sum, drawn)

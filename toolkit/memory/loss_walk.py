@@ -12,7 +12,7 @@ liger-kernel, which takes its place on CUDA where it is installed, has chunks of
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
 
-CHUNK_ROWS = 256
+CHUNK_ROWS, BLOCK_ROWS = 256, 4096
 """As in `toolkit.model.loss`, which imports torch; a test holds the two together."""
 
 
@@ -101,7 +101,7 @@ class LossWalk:
         """First fp32 logits and their log-softmax, which becomes the gradient in place.
 
         Later, unless it is added up in place, the product of that gradient and the hidden states,
-        c V d, which a CPU copies to fp32 to add it.
+        `BLOCK_ROWS` of its V rows at a time, which a CPU copies to fp32 to add them.
         """
         rows = min(CHUNK_ROWS, self.rows)
         chunk = rows * self.V
@@ -109,9 +109,9 @@ class LossWalk:
         inputs = hidden if self.settings.autocast else 0
         self.ledger.touch("loss", inputs + 8 * chunk)
         if self.c == 2:
-            copied = 4 * self.head if self.settings.device == "cpu" else 0
-            product = self.c * self.head
-            self.ledger.touch("loss", inputs + hidden + self.c * chunk + product + copied)
+            block = min(BLOCK_ROWS, self.V) * self.settings.sizes.n_embd
+            width = self.c + (4 if self.settings.device == "cpu" else 0)
+            self.ledger.touch("loss", inputs + hidden + self.c * chunk + width * block)
 
     def _backward_chunked(self) -> None:
         keep, free = self.ledger.add, self.ledger.drop

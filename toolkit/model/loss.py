@@ -18,6 +18,10 @@ CHUNK_ROWS = 256
 """Tokens whose logits exist at one time in `chunked_cross_entropy_sum`. With 128, a CPU spends more
 than the plain loss does on adding up the gradient of `weight` (benchmarks/chunked_loss.py)."""
 
+BLOCK_ROWS = 4096
+"""Rows of the gradient of `weight` that are computed in bf16 and added to the fp32 sum at one time:
+few enough to stay in a CPU's cache in between."""
+
 
 def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Sum of -log p(target) over valid targets.
@@ -156,5 +160,6 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
     """Add left @ right to a total of the same or a wider dtype."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    else:
-        total += left @ right
+        return
+    for block, rows in zip(total.split(BLOCK_ROWS), left.split(BLOCK_ROWS), strict=True):
+        block += rows @ right
