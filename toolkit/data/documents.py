@@ -51,9 +51,9 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
     return list(found.values()), ignored
 
 
-def is_json_lines(path: Path) -> bool:
+def is_json_lines(path: str | Path) -> bool:
     """Tell whether each line of a file is a document."""
-    return path.suffix.lower() == _JSON_LINES_SUFFIX
+    return str(path).lower().endswith(_JSON_LINES_SUFFIX)
 
 
 def document_of_line(line: bytes) -> str | None:
@@ -96,7 +96,7 @@ def _check_json_text(text: str) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    return path.suffix.lower() in (*_TEXT_SUFFIXES, _JSON_LINES_SUFFIX)
+    return path.name.lower().endswith((*_TEXT_SUFFIXES, _JSON_LINES_SUFFIX))
 
 
 def _named(path: Path) -> Path:

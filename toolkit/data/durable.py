@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,9 +18,19 @@ def sha256_of(path: Path) -> str:
 def sha256_of_rest(file: BinaryIO) -> str:
     """Return the SHA-256 of what an open file still holds."""
     digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
+    for block in blocks(file):
         digest.update(block)
     return digest.hexdigest()
+
+
+def blocks(file: BinaryIO, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield what an open file still holds, `size` bytes at a time.
+
+    Python makes room for what is asked for, so a small file is not asked for more than it has.
+    """
+    size = min(size, os.fstat(file.fileno()).st_size + 1)
+    while block := file.read(size):
+        yield block
 
 
 def temporary_name(path: Path) -> Path:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from toolkit.data.cuts import last_cut, overlong_run
 from toolkit.data.documents import (
@@ -18,7 +18,7 @@ from toolkit.data.documents import (
     document_of_line,
     is_json_lines,
 )
-from toolkit.data.durable import sha256_of_rest
+from toolkit.data.durable import blocks, sha256_of_rest
 from toolkit.data.index import SourceEntry
 from toolkit.errors import UsageError
 
@@ -27,11 +27,10 @@ SLICE_BYTES = 2**20
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Bytes [start, stop) of a file: whole lines of JSON, or one text from cut to cut."""
 
-    path: Path
+    path: str
     start: int
     stop: int
 
@@ -130,7 +129,7 @@ class _Findings:
 
 def _survey_text(file: BinaryIO, found: _Findings) -> None:
     try:
-        found.slices = [Slice(found.path, *bounds) for bounds in _bounds_of_text(file)]
+        found.slices = [Slice(str(found.path), *bounds) for bounds in _bounds_of_text(file)]
         found.documents = 1
     except BadDocumentError as error:
         found.leave_out(f"{found.path}, byte {error.offset}: {error}")
@@ -160,7 +159,7 @@ def _bounds_of_text(file: BinaryIO) -> Iterator[tuple[int, int]]:
 def _decoded(file: BinaryIO) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    while block := file.read(SLICE_BYTES):
+    for block in blocks(file, SLICE_BYTES):
         text = _decode(decoder, block, offset, final=False)
         if b"\0" in block:
             raise BadDocumentError(offset + block.index(b"\0"), "binary, it holds NUL")
@@ -199,4 +198,4 @@ def _survey_lines(file: BinaryIO, found: _Findings) -> None:
 
 def _add_slice(found: _Findings, start: int, stop: int) -> None:
     if stop > start:
-        found.slices.append(Slice(found.path, start, stop))
+        found.slices.append(Slice(str(found.path), start, stop))
