@@ -1,8 +1,10 @@
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.memory.allocator import live_storages, measure_peak
 
@@ -31,6 +33,16 @@ def test_a_storage_is_counted_once_whoever_looks_at_it() -> None:
     views = [whole[:5], whole.view(2, -1), torch.nn.Parameter(whole)]
     assert sum(live_storages().values()) - before == whole.nbytes
     assert len(views) == 3
+
+
+def test_a_fake_tensor_of_a_compiler_takes_no_memory() -> None:
+    before = sum(live_storages().values())
+    with FakeTensorMode():
+        fake = torch.empty(2**40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(live_storages().values()) == before
+    assert fake.numel() == 2**40
 
 
 def test_a_block_freed_out_of_sight_does_not_stay() -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
 from toolkit.memory.calibration import calibrate, save_calibration
@@ -114,10 +115,15 @@ def _measure_cpu(peak: MeasuredPeak, device: torch.device) -> Iterator[None]:
 
 
 def live_storages() -> dict[int, int]:
-    """Return the size in bytes of every CPU storage that a tensor refers to, by address."""
+    """Return the size in bytes of every CPU storage that a tensor refers to, by address.
+
+    A compiler keeps fake tensors, which have a size and no memory.
+    """
     found: dict[int, int] = {}
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or thing.device.type != "cpu":
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
+            continue
+        if thing.device.type != "cpu":
             continue
         try:
             storage = thing.untyped_storage()
