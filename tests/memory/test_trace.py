@@ -13,17 +13,19 @@ from toolkit.memory.settings import StepSettings
 from toolkit.memory.trace import trace_row
 from toolkit.model.sizes import ModelSizes
 
-# A peak in the loss; where the tied weight's two gradients are added up; and on one rank.
+# A peak in the loss; where the tied weight's two gradients are added up; on one rank; and in SGD,
+# which on a GPU decays all matrices at one time.
 CASES = (
-    ("fsdp2", 16, 1, 2048, 2), ("hsdp", 16, 2, 2048, 2),
-    ("single", 1, 1, 8192, 1), ("fsdp2", 1, 1, 8192, 1),
+    ("fsdp2", 16, 1, 2048, 2, "adamw"), ("hsdp", 16, 2, 2048, 2, "adamw"),
+    ("single", 1, 1, 8192, 1, "adamw"), ("fsdp2", 1, 1, 8192, 1, "adamw"),
+    ("single", 1, 1, 8192, 1, "sgd"),
 )
-for strategy, world_size, replicas, vocabulary, micro_batch_size in CASES:
+for strategy, world_size, replicas, vocabulary, micro_batch_size, optimizer in CASES:
     settings = StepSettings(
         sizes=ModelSizes(3, 4, 128, vocabulary, 128), strategy=strategy,
         accumulation="replicated", world_size=world_size, replicas=replicas,
         micro_batch_size=micro_batch_size, seq_len=32 * micro_batch_size**2,
-        grad_accum_steps=micro_batch_size,
+        grad_accum_steps=micro_batch_size, optimizer=optimizer,
     )
     peak = estimate_peak(settings)
     traced = trace_row(settings)

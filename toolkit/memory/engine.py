@@ -81,5 +81,5 @@ class EngineWalk:
         if settings.optimizer == "adamw" and settings.foreach:
             self.ledger.touch("optimizer", 4 * max(sum(matrices), sum(elements) - sum(matrices)))
         if settings.optimizer == "sgd" and matrices:
-            at_once = sum if settings.foreach or settings.device == "cuda" else max
+            at_once = sum if settings.uses_foreach else max
             self.ledger.touch("optimizer", 4 * at_once(matrices))

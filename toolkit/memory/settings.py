@@ -91,6 +91,11 @@ class StepSettings:
         return self.strategy != "ddp" if self.set_to_none is None else self.set_to_none
 
     @property
+    def uses_foreach(self) -> bool:
+        """Whether the optimizer has `foreach` kernels: asked for, or PyTorch's choice on a GPU."""
+        return self.foreach or (self.optimizer == "sgd" and self.device == "cuda")
+
+    @property
     def shards(self) -> int:
         """Ranks that one copy of the sharded state is spread over."""
         return self.world_size // self.replicas

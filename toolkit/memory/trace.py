@@ -161,7 +161,10 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         _autocast(model, settings)
     else:
         _shard(model, settings, mesh)
-    config = OptimizerConfig.model_validate({"name": settings.optimizer})
+    optimizer = build_optimizer(model, OptimizerConfig.model_validate({"name": settings.optimizer}))
+    if settings.uses_foreach:
+        for group in optimizer.param_groups:
+            group |= {"fused": False, "foreach": True}
     launched = Launched(
         strategy=settings.strategy,
         rank=0,
@@ -173,7 +176,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
     engine = (ReplicatedEngine if mesh is None else Fsdp2Engine)(
         accelerator=_Accelerator(),
         model=model,
-        optimizer=build_optimizer(model, config),
+        optimizer=optimizer,
         launched=launched,
         accumulation=settings.accumulation,
         grad_clip=1.0,
