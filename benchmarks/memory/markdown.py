@@ -113,7 +113,7 @@ def _changed(row: dict[str, Any]) -> str:
         "plain attention": row["attention"] == "math",
         "one rank": row["world_size"] == 1 and row["strategy"] != "single",
     }
-    return ", ".join(name for name, is_so in changed.items() if is_so) or "depth"
+    return ", ".join(name for name, is_so in changed.items() if is_so) or "size"
 
 
 def public_rows() -> list[str]:

@@ -16,22 +16,19 @@ def test_every_strategy_and_mode_is_in_it_and_a_third_is_held_out() -> None:
     assert {(c.strategy, c.accumulation) for c in everything} == set(supported_pairs())
     assert 3 * len(HELD_OUT) >= len(everything)
     assert not set(TUNED) & set(HELD_OUT)
-    measured = set(everything) & set(read_oracle())
-    assert {(c.strategy, c.accumulation) for c in measured} == set(supported_pairs())
 
 
 @pytest.mark.parametrize("name", ["tuned", "held_out", "knobs"])
 def test_the_formula_is_within_one_percent(name: str) -> None:
     oracle = read_oracle()
-    # A trace of 1.5B takes minutes: `make memory-errors` adds what has not been found yet.
-    rows = [error_row(name, c, oracle[c]) for c in load(name) if c in oracle]
+    rows = [error_row(name, c, oracle[c]) for c in load(name)]
     assert [row for row in rows if abs(row["error_percent"]) > 1] == []
     assert max(row["worst_part_percent"] for row in rows) < 2
 
 
 def test_what_a_compiled_step_holds_is_in_the_range() -> None:
     oracle = read_oracle()
-    rows = [error_row("compiled", c, oracle[c]) for c in load("compiled") if c in oracle]
+    rows = [error_row("compiled", c, oracle[c]) for c in load("compiled")]
     for row in rows:
         # Scalars and seeds of the generated code are not in the formula.
         assert row["formula_least_bytes"] < 1.001 * row["peak_bytes"], row

@@ -29,8 +29,16 @@ class Zero3Walk(ZeroWalk):
         )
 
     def start(self) -> None:
-        """Also the working slices, the small parameters, the sums and the bucket."""
+        """Also the working slices, the small parameters, the sums and the bucket.
+
+        Hooks break the graph of a compiled block; its pieces refer to each other, so that the last
+        block's queries, keys and values and two tensors of the residual's width, 5 c B T d, stay
+        until Python's collector finds them. That is seen in measurement, not derived.
+        """
         super().start()
+        if self.settings.compile and not self.settings.least_kept:
+            rows = self.settings.micro_batch_size * self.settings.seq_len
+            self.ledger.add("activations", 5 * self.c * rows * self.settings.sizes.n_embd)
         self.ledger.add("parameters", self.c * self.owned)
         self.coordinator.gather_persistent()
         if not self.settings.offload_optimizer:
