@@ -163,12 +163,14 @@ of its rows then showed that terms were missing: the all-reduced tensors that hy
 (hsdp, sharded: -3.26 % before it was added from PyTorch's source), the fp32 copy that a CPU makes
 to add up the chunked loss's gradient in bf16 (fsdp2 and zero2, replicated: -0.54 and -0.47 %), and
 in what order DeepSpeed's stage 3 gathers ahead (-2.33 to +1.22 %; part of that was gloo's buffers,
-which come and go as its threads get to run). What rivals leave out is said in
-`benchmarks/memory/rivals.py`."""
+which come and go as its threads get to run). One showed that the trace was wrong: it took a CPU's
+kernels for SGD, where a GPU's decay all matrices at one time (large, SGD: +37.68 %). What rivals
+leave out is said in `benchmarks/memory/rivals.py`."""
 
 _KNOBS = """\
 By allocator, like the rows above, with one thing changed in the running engine
-(`benchmarks/memory/knobs.py`), on one rank, or with more blocks than ZeRO-3 looks ahead. None of
+(`benchmarks/memory/knobs.py`), on one rank, with more blocks than ZeRO-3 looks ahead, or more
+words than the chunked loss adds up at one time. None of
 these is held out. Offloading to host memory cannot be told apart on a CPU and is not measured."""
 
 _COMPILED = """\
