@@ -158,7 +158,8 @@ def test_a_late_rank_is_named_and_the_run_goes_on(folder: Path) -> None:
 def test_a_reduction_that_one_rank_has_too_many_is_no_hang(folder: Path) -> None:
     ended = run(
         folder,
-        "ddp",
+        # DDP itself dies of DETAIL on gloo (torch 2.13, in `_ddp_init_helper`).
+        "fsdp2",
         2,
         "order",
         f"training.timeout_s={TIMEOUT_S}",
