@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from toolkit import launcher
+from toolkit.errors import Preempted
 from toolkit.launcher import _roll_call, _say_if_alone, _say_if_killed
 
 
@@ -55,7 +56,7 @@ def test_a_second_machine_0_is_told_that_it_is_not_the_first() -> None:
 
 
 def test_a_signal_that_comes_before_the_process_is_passed_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     popen = subprocess.Popen
 
@@ -64,7 +65,9 @@ def test_a_signal_that_comes_before_the_process_is_passed_on(
         return popen(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", start_late)
-    assert launcher.run_launcher(["sleep", "60"]) == -signal.SIGTERM
+    assert launcher.run_launcher(["sleep", "60"]) == Preempted.exit_code
+    said = "error: stopped by a signal before anything was started; start it again\n"
+    assert capsys.readouterr().err == said
 
 
 STUBBORN = """

@@ -93,8 +93,9 @@ def test_a_run_that_is_not_over_is_refused(run_file: Path, folder: Path) -> None
         summarise(run_file)
 
 
-def test_a_line_torn_by_a_crash_is_left_out(run_file: Path, folder: Path) -> None:
+@pytest.mark.parametrize("damage", [b'{"kind": "train", "step": 3, "lo', b"\xff\xfe", b"{}", b"5"])
+def test_a_damaged_line_is_left_out(run_file: Path, folder: Path, damage: bytes) -> None:
     leave(folder, RECORDS)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 3, "lo')
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(damage)
     assert summarise(run_file)[1] == "training loss   6.250 at step 1, 5.500 at step 2"

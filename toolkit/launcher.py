@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from toolkit.errors import Preempted
+
 # What the launch scripts export as well: signals that are passed on to the workers, and how long
 # they then have to save before they are killed.
 ENVIRONMENT = {
@@ -51,7 +53,12 @@ def run_launcher(command: Sequence[str]) -> int:
         process = subprocess.Popen(command, start_new_session=True)
         if is_asked:
             process.send_signal(signal.SIGTERM)
-        return process.wait()
+        code = process.wait()
+        if code == -signal.SIGTERM:
+            # It had no handler yet, so it had started nothing.
+            _say_that_nothing_was_started()
+            return Preempted.exit_code
+        return code
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
@@ -72,6 +79,10 @@ def _kill_with_descendants(pid: int) -> None:
 
 def main() -> int:
     """Run `launch ...` as the `accelerate` program would; return 1 where a worker failed."""
+    # Before the imports, which take seconds; torch's launcher, which serves all strategies but
+    # `single`, sets its own later.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _pass_on_to_worker)
     import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed import DistNetworkError, DistStoreError
@@ -81,9 +92,6 @@ def main() -> int:
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ |= {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
-    # torch's launcher, which serves all strategies but `single`, sets its own later.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _pass_on_to_worker)
     arguments = launch_command_parser().parse_args(sys.argv[2:])
     if (arguments.num_machines or 1) > 1:
         Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
@@ -136,9 +144,15 @@ def _is_own(address: str) -> bool:
 def _pass_on_to_worker(number: int, frame: Any) -> None:
     workers = psutil.Process().children()
     if not workers:
-        sys.exit("error: stopped by a signal before anything was started")
+        _say_that_nothing_was_started()
+        sys.exit(Preempted.exit_code)
     for worker in workers:
         worker.send_signal(number)
+
+
+def _say_that_nothing_was_started() -> None:
+    sys.stderr.write("error: stopped by a signal before anything was started; start it again\n")
+    sys.stderr.flush()
 
 
 def _say_if_killed(who: str, exit_code: int) -> None:

@@ -1,14 +1,15 @@
 """`toolkit summary`: what a run did, read from its folder."""
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
+from toolkit.training.metrics import read_metrics
 from toolkit.training.run_folder import read_summary, run_folder
+
+_SHOWN = {"reason", "parameters", "strategy", "world_size", "tokens_per_s"}
 
 
 def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
@@ -19,9 +20,9 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     """
     folder = run_folder(load_run_config(config_file, overrides))
     summary = read_summary(folder)
-    records = _records(folder / "metrics.jsonl")
+    records = read_metrics(folder / "metrics.jsonl")
     steps = [record for record in records if record["kind"] == "train"]
-    if summary is None or not steps:
+    if summary is None or not steps or not summary.keys() >= _SHOWN:
         raise UsageError(f"{folder} holds no finished start of a run; train it first")
     evaluations = [record for record in records if record["kind"] == "eval"]
     samples = [record for record in records if record["kind"] == "sample"]
@@ -36,15 +37,6 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
         *(f"sample          {found['text']!r}" for found in samples[-1:]),
         f"run folder      {folder}",
     ]
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        # A crash tears the line that is being written.
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return records
 
 
 def _rate(summary: dict[str, Any]) -> str:

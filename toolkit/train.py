@@ -13,7 +13,7 @@ from toolkit.errors import UsageError
 from toolkit.launch_file import load_launch_file
 from toolkit.launcher import run_launcher
 from toolkit.training.batches import build_batches, build_val
-from toolkit.training.run_folder import make_run_folder, read_summary
+from toolkit.training.run_folder import make_run_folder, read_summary, sole_user
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout, which holds the launch files and the main job beside this package."""
@@ -45,8 +45,9 @@ def train(
     command = launch_command(
         launch_file, config_file, overrides, num_processes=num_processes, strict=strict
     )
-    print(shlex.join(command), flush=True)
     folder = make_run_folder(config)
+    with sole_user(folder):
+        print(shlex.join(command), flush=True)
     before = _written(folder)
     status = run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
     summary = read_summary(folder)

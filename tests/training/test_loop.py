@@ -234,6 +234,7 @@ def test_a_nan_stops_the_run_before_anything_is_saved(start: Start, asynchronous
     with pytest.raises(NonFiniteError, match=r"^step 3: the loss is nan and the gradient norm nan"):
         loop.fit()
     assert column(loop, "step") == [1, 2]
+    assert loop.figures()["steps"] == 2
     assert [path.name for path in loop.store.committed()] == ["step_00000001", "step_00000002"]
     assert loop.store.newest_good()[1] == []
 

@@ -8,10 +8,11 @@ import yaml
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import (
-    clear_summary,
     make_run_folder,
+    read_earlier_summary,
     read_summary,
     run_folder,
+    set_summary_aside,
     sole_user,
     write_description,
     write_first_summary,
@@ -108,9 +109,37 @@ def test_the_first_failure_keeps_the_summary(tmp_path: Path) -> None:
     assert write_first_summary(tmp_path, {"exit": 6, "reason": "cause"})
     assert not write_first_summary(tmp_path, {"exit": 1, "reason": "consequence"})
     assert read_summary(tmp_path) == {"exit": 6, "reason": "cause"}
-    clear_summary(tmp_path)
+    set_summary_aside(tmp_path)
     assert read_summary(tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".summary_before.json"]
+
+
+def test_what_the_start_before_did_is_set_aside(tmp_path: Path) -> None:
+    for done in (4, 6):
+        write_summary(tmp_path, {"exit": 0, "reason": "done", "steps": done})
+        set_summary_aside(tmp_path)
+        assert read_earlier_summary(tmp_path) == {"exit": 0, "reason": "done", "steps": done}
+    # The last start was killed and left none.
+    set_summary_aside(tmp_path)
+    assert read_earlier_summary(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "{}", '{"exit": "0"}'])
+def test_what_is_no_summary_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UsageError, match=r"summary\.json is no summary of a run"):
+        read_summary(tmp_path)
+    set_summary_aside(tmp_path)
+    assert read_earlier_summary(tmp_path) is None
+
+
+def test_a_folder_in_the_place_of_a_file_is_one_sentence(tmp_path: Path, run_file: Path) -> None:
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(UsageError, match=r"summary\.json: cannot be read: Is a directory"):
+        read_summary(tmp_path)
+    (tmp_path / "config.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"config\.yaml: cannot be written: Is a directory"):
+        write_description(tmp_path, load_run_config(run_file), {}, {})
 
 
 def test_a_torn_summary_is_one_sentence(tmp_path: Path) -> None:

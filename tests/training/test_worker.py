@@ -198,6 +198,22 @@ def test_a_good_run_ends_with_a_whole_summary(
     assert "in force   tied weights: one parameter" in printed
 
 
+def test_a_start_that_trains_nothing_leaves_what_the_run_did(run_file: Path) -> None:
+    two_steps = ("training.steps=2", "training.checkpoint_every=2")
+    assert worker.main(["--config", str(run_file), *two_steps]) == 0
+    done = summary(run_file)
+    described = run_file.parent / "runs" / run_file.stem / "config.yaml"
+    config = described.read_text()
+    assert worker.main(["--config", str(run_file), *two_steps, "seed=9"]) == 2
+    refused = summary(run_file)
+    assert "seed" in refused["reason"]
+    assert refused == {**done, "exit": 2, "reason": refused["reason"]}
+    assert described.read_text() == config
+    assert worker.main(["--config", str(run_file), *two_steps]) == 0
+    assert done["peak_memory_bytes"] is not None
+    assert summary(run_file) == done
+
+
 def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
     capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,13 +163,13 @@ class Loop:
             result, skipped = self._update(micro_batches, lr)
         loss, stop, writing = self._agree(result, peak)
         grad_norm, left_out = float(result.grad_norm), self.engine.step_was_skipped
+        step_s = time.perf_counter() - started
+        verdict = self.health.judge(
+            step=self.step + 1, loss=loss, grad_norm=grad_norm, left_out=left_out
+        )
         self.step += 1
         self.data_step += 1
         self.updates += not left_out
-        step_s = time.perf_counter() - started
-        verdict = self.health.judge(
-            step=self.step, loss=loss, grad_norm=grad_norm, left_out=left_out
-        )
         if verdict in ("left_out", "roll_back"):
             if left_out:
                 self.report.left_out(self.step, loss=loss, grad_norm=grad_norm)
@@ -271,7 +271,7 @@ class Loop:
             "steps": self.step,
             "final_loss": self.report.loss,
             "tokens_per_s": self.report.tokens_per_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes or self.report.earlier_peak_bytes,
             "estimated_peak_memory_bytes": self.estimate.total,
         }
 

@@ -24,15 +24,15 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        kept = [line for line in _lines(path) if _step_of(line) <= last_step] if last_step else []
+        earlier = read_metrics(path) if last_step else []
+        self.earlier = [record for record in earlier if record["step"] <= last_step]
         partial = path.with_suffix(".jsonl.tmp")
         try:
-            partial.write_text("".join(line + "\n" for line in kept))
+            partial.write_text("".join(json.dumps(record) + "\n" for record in self.earlier))
             partial.replace(path)
             self._file: TextIO = path.open("a", buffering=1)
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-        self.earlier = [json.loads(line) for line in kept]
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object; it is on its way to the file when this returns.
@@ -50,16 +50,30 @@ class MetricsLog:
         self._file.close()
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a `metrics.jsonl`, none if it is not there.
 
+    A line that is no record is passed over: a crash tears the one that is being written.
 
-def _step_of(line: str) -> float:
-    """Step of a line; a line torn by a crash belongs to no step that was kept."""
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_record and "kind" in record else None
 
 
 def train_line(record: dict[str, Any], *, steps: int) -> str:

@@ -21,6 +21,7 @@ class RunReport:
 
     Attributes:
         loss: of the last step that was trained on.
+        earlier_peak_bytes: what was measured before this start.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class RunReport:
         self._log = self._open(last_step)
         earlier = [r for r in self._log.earlier if r["kind"] == "train"] if self._log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
+        self.earlier_peak_bytes: int | None = earlier[-1]["peak_memory_bytes"] if earlier else None
         # The first step of a start is watched, and so not timed.
         self._rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
 

@@ -16,6 +16,7 @@ import yaml
 from toolkit.config import RunConfig, dump_run_config
 from toolkit.errors import UsageError
 
+_EARLIER = ".summary_before.json"
 _PACKAGES = (
     "scaling-toolkit",
     "torch",
@@ -82,9 +83,11 @@ def _lock(held: int, folder: Path, instead: str) -> None:
 def write_description(
     folder: Path, config: RunConfig, launch: dict[str, Any], devices: dict[str, Any]
 ) -> None:
-    """Write `config.yaml`, `launch.yaml` and `environment.json`."""
-    (folder / "config.yaml").write_text(dump_run_config(config))
-    (folder / "launch.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))
+    """Write `config.yaml`, `launch.yaml` and `environment.json`.
+
+    Raises:
+        UsageError: something that cannot be written to is in the way.
+    """
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -92,17 +95,36 @@ def write_description(
         "devices": devices,
         "git": git_state(),
     }
-    _replace_json(folder / "environment.json", environment)
+    texts = {
+        "config.yaml": dump_run_config(config),
+        "launch.yaml": yaml.safe_dump(launch, sort_keys=False),
+        "environment.json": _as_json(environment),
+    }
+    for name, text in texts.items():
+        try:
+            _replace(folder / name, text)
+        except IsADirectoryError as error:
+            raise UsageError(f"{folder / name}: cannot be written: {error.strerror}") from None
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write `summary.json` in one move, so that a reader never sees half of it."""
-    _replace_json(folder / "summary.json", summary)
+    _replace(folder / "summary.json", _as_json(summary))
 
 
-def clear_summary(folder: Path) -> None:
-    """Forget how the last start in this folder ended."""
-    (folder / "summary.json").unlink(missing_ok=True)
+def set_summary_aside(folder: Path) -> None:
+    """Put away how the last start in this folder ended, for `read_earlier_summary`.
+
+    Raises:
+        UsageError: what has its name is no file.
+    """
+    summary, earlier = folder / "summary.json", folder / _EARLIER
+    try:
+        summary.replace(earlier)
+    except FileNotFoundError:
+        earlier.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{summary}: cannot be replaced: {error.strerror}") from None
 
 
 def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
@@ -125,20 +147,36 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of the last start in this folder, if it got that far.
 
     Raises:
-        UsageError: the file is not JSON.
+        UsageError: the file is no summary.
     """
+    return _read_summary(folder / "summary.json")
+
+
+def read_earlier_summary(folder: Path) -> dict[str, Any] | None:
+    """Return what `set_summary_aside` put away, if it was a summary."""
     try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        return _read_summary(folder / _EARLIER)
+    except UsageError:
+        return None
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UsageError(f"{folder / 'summary.json'} is not JSON; remove it") from None
+        raise UsageError(f"{path} is not JSON; remove it") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(summary, dict) or not isinstance(summary.get("exit"), int):
+        raise UsageError(f"{path} is no summary of a run, it lacks an exit code; remove it")
     return summary
 
 
-def _replace_json(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".json.tmp")
-    partial.write_text(_as_json(value))
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_text(text)
     partial.replace(path)
 
 

@@ -20,8 +20,9 @@ from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
 from toolkit.training.run_folder import (
-    clear_summary,
     make_run_folder,
+    read_earlier_summary,
+    set_summary_aside,
     sole_user,
     write_description,
     write_first_summary,
@@ -99,7 +100,7 @@ def _train(
     }
     say = print_line if launched.rank == 0 else _silence
     if launched.rank == 0:
-        clear_summary(folder)
+        set_summary_aside(folder)
     stop = StopRequest()
     follow_launcher(os.environ)
     # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
@@ -108,12 +109,13 @@ def _train(
             _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
         except ToolkitError as error:
             sentence = str(error)
-            summary |= {"exit": error.exit_code, "reason": sentence}
+            summary = _ended(summary, folder, exit=error.exit_code, reason=sentence)
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
                 write_first_summary(folder, summary)
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
-            summary |= {"exit": 1, "reason": f"{place}: {type(error).__name__}: {error}"}
+            reason = f"{place}: {type(error).__name__}: {error}"
+            summary = _ended(summary, folder, exit=1, reason=reason)
             if write_first_summary(folder, summary):
                 sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
             return 1
@@ -125,6 +127,12 @@ def _train(
     if summary["exit"] != Preempted.exit_code or launched.rank == 0:
         _speak(launched.rank, sentence)
     return int(summary["exit"])
+
+
+def _ended(summary: dict[str, Any], folder: Path, **how: Any) -> dict[str, Any]:
+    """Add how a start ended; one that trained nothing leaves the figures of the one before."""
+    earlier = read_earlier_summary(folder) if summary["steps"] is None else None
+    return {**(earlier or summary), **how}
 
 
 def _run(
@@ -150,14 +158,14 @@ def _run(
     summary["estimated_peak_memory_bytes"] = estimate.total
     try:
         run = build_run(config, launched, folder)
-        if launched.rank == 0:
-            write_description(folder, config, launch, _devices(run.engine.device))
         for line in header(config, run, launched, folder):
             say(line)
         if warning := warning_before(estimate, _memory_of(run.engine.device)):
             say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
             loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
+            if launched.rank == 0:
+                write_description(folder, config, launch, _devices(run.engine.device))
             run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
             try:
                 loop.fit()
