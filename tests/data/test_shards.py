@@ -1,4 +1,5 @@
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -53,8 +54,23 @@ def test_refuses_other_headers(tmp_path):
     refused(write_llmc(path, TOKENS, count=99), UntrustedError, "99 tokens", "1222", "1224")
     refused(write_llmc(path, TOKENS, count=-1), UntrustedError, "-1 tokens")
     refused(write_llmc(path, []), UsageError, "no tokens")
-    path.write_bytes(header(100)[:512])
-    refused(path, UntrustedError, "512")
+    for cut in (8, 512):
+        path.write_bytes(header(100)[:cut])
+        refused(path, UntrustedError, f"cut off inside its header ({cut} of 1,024 bytes)")
+
+
+def test_a_damaged_header_is_not_taken_for_tokens(tmp_path):
+    path = write_llmc(tmp_path / "a.bin", np.ones(70_000), magic=0)
+    refused(path, UntrustedError, "a damaged header: little-endian, magic 0 and 70000 tokens")
+    path.write_bytes(struct.pack(">3i", 20240520, 1, 100).ljust(1024, b"\0") + TOKENS.tobytes())
+    refused(path, UntrustedError, "a damaged header: big-endian, magic 20240520")
+
+
+def test_bare_tokens_that_begin_with_zeros_are_read(tmp_path):
+    assert inspect_shard(write_bare(tmp_path / "a.bin", [0] * 512)).tokens == 512
+    # A header's worth of zeros that ends too early, or a count that is not the file's.
+    for tokens in ([3, 4, 1, 0, 100, *[0] * 506, 7, *TOKENS], [3, 4, 1, 0, 99, *[0] * 607]):
+        assert inspect_shard(write_bare(tmp_path / "a.bin", tokens)).layout == "nanoGPT"
 
 
 def test_refuses_odd_and_empty_files(tmp_path):

@@ -10,6 +10,7 @@ grow to the size of the data, and kills the process if the file is cut meanwhile
 """
 
 import os
+import struct
 import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +27,10 @@ VERSION = 1
 HEADER_BYTES = 256 * 4
 TOKEN_BYTES = 2
 # llm.c's layout for the 128k vocabulary of Llama 3, whose ids take 32 bits.
+_LLAMA3_MAGIC = 20240801
+_HEADER_FIELDS_BYTES = 3 * 4
 # Fewer could be zeros by chance.
 _TELLING_TOKENS = 32
-_LLAMA3_MAGIC = 20240801
 _TOKEN = np.dtype("<u2")
 # 4 Mi tokens at a time: large enough for full disk speed, 8 MiB of memory.
 _SCAN_TOKENS = 2**22
@@ -133,15 +135,33 @@ def _inspect_bin(path: Path) -> Shard:
     # Read as bare uint16, either magic would begin with an id above 55,000, which GPT-2's
     # vocabulary does not have: no nanoGPT file can be mistaken for llm.c's.
     if magic != MAGIC:
+        _refuse_damaged_header(path, start, size)
         _refuse_wide_tokens(path, start)
         _check_size(path, size, offset=0, tokens=size // TOKEN_BYTES)
         return Shard(path, "nanoGPT", 0, size // TOKEN_BYTES)
+    if len(start) < HEADER_BYTES:
+        raise UntrustedError(
+            f"{path}: cut off inside its header ({len(start)} of {HEADER_BYTES:,} bytes)"
+        )
     if version != VERSION:
         raise UsageError(f"{path}: header version {version}, but version {VERSION} is expected")
     if tokens < 0:
         raise UntrustedError(f"{path}: the header says {tokens} tokens")
     _check_size(path, size, offset=HEADER_BYTES, tokens=tokens)
     return Shard(path, "llm.c", HEADER_BYTES, tokens)
+
+
+def _refuse_damaged_header(path: Path, start: bytes, size: int) -> None:
+    """Zeros after a count that fits the size are llm.c's header, whatever its magic has become."""
+    if any(start[_HEADER_FIELDS_BYTES:]):
+        return
+    for order, name in (("<", "little"), (">", "big")):
+        magic, _, tokens = struct.unpack_from(f"{order}3i", start.ljust(HEADER_BYTES, b"\0"))
+        if tokens > 0 and size == HEADER_BYTES + tokens * TOKEN_BYTES:
+            raise UntrustedError(
+                f"{path}: a damaged header: {name}-endian, magic {magic} and {tokens} tokens, but "
+                f"little-endian and magic {MAGIC} are expected"
+            )
 
 
 def _refuse_wide_tokens(path: Path, start: bytes) -> None:
