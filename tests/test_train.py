@@ -129,6 +129,11 @@ def _damaged_val(run_file: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-2])
 
 
+def _padding_id(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("vocab_size: 512", "vocab_size: 50304"))
+    write_llmc(run_file.parent / "train" / "shard_000000.bin", [*range(1000), 50_290])
+
+
 def _slip(run_file: Path) -> None:
     run_file.write_text(run_file.read_text().replace("vocab_size", "vocab_sise"))
 
@@ -139,6 +144,7 @@ def _slip(run_file: Path) -> None:
         (_no_shards, UsageError, "train: holds no shard"),
         (_too_few_tokens, UsageError, "one step needs 513 tokens"),
         (_damaged_val, UntrustedError, "val/shard_000000.bin: the header says"),
+        (_padding_id, UsageError, "is id 50290, but a vocabulary of 50257 ends at id 50256"),
         (_slip, UsageError, "did you mean 'model.vocab_size'?"),
     ],
 )

@@ -73,6 +73,8 @@ def test_an_id_outside_the_vocabulary_is_refused_at_opening(tmp_path, write):
     with pytest.raises(UsageError, match=expected):
         TokenStream(tmp_path, vocab_size=VOCAB)
     assert len(TokenStream(tmp_path, vocab_size=VOCAB + 1)) == 5
+    with pytest.raises(UsageError, match=r"is id 50257, .*, or vocab_size is too small"):
+        TokenStream(tmp_path, vocab_size=VOCAB - 1)
 
 
 def test_an_id_written_after_opening_is_refused_when_read(tmp_path):

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
+from toolkit.data.vocabulary import VOCABULARY_SIZE
 from toolkit.errors import UntrustedError, UsageError
 
 MAGIC = 20240520
@@ -76,10 +77,11 @@ class Shard:
             return
         first = int(np.argmax(tokens >= vocab_size))
         place = start + first
+        hint = ", or vocab_size is too small" if vocab_size < VOCABULARY_SIZE else ""
         raise UsageError(
             f"{self.path}: token {place} (byte {self.offset + place * TOKEN_BYTES}) is id "
             f"{int(tokens[first])}, but a vocabulary of {vocab_size} ends at id {vocab_size - 1}; "
-            f"the shard was made with another vocabulary, or vocab_size is too small"
+            f"the shard was made with another vocabulary{hint}"
         )
 
     def scan(self, *, vocab_size: int) -> None:

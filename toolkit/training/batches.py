@@ -4,6 +4,7 @@ from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
 from toolkit.data.stream import TokenStream
+from toolkit.model.sizes import GPT2_VOCAB_SIZE
 
 
 def plan_run(config: RunConfig, *, world_size: int) -> BatchPlan:
@@ -45,5 +46,7 @@ def build_val(config: RunConfig) -> TokenDataset | None:
 
 
 def _dataset(config: RunConfig, paths: tuple[str, ...]) -> TokenDataset:
-    stream = TokenStream(paths, vocab_size=config.model.vocab_size)
+    # Rows beyond GPT-2's vocabulary only pad it: they are neither sampled nor exported.
+    vocab_size = min(config.model.vocab_size, GPT2_VOCAB_SIZE)
+    stream = TokenStream(paths, vocab_size=vocab_size)
     return TokenDataset(stream, seq_len=config.data.seq_len)
