@@ -7,8 +7,10 @@ document: a JSON object whose `text` is taken as it is.
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from toolkit.data.cuts import MAX_RUN, overlong_run
 from toolkit.errors import UsageError
@@ -68,18 +70,37 @@ def document_of_line(line: bytes) -> str | None:
         raise BadDocumentError(error.start, "not UTF-8") from None
     if not decoded.strip():
         return None
-    try:
-        fields = json.loads(decoded)
-    except (ValueError, RecursionError) as error:
-        place = len(decoded[: getattr(error, "pos", 0)].encode())
-        raise BadDocumentError(place, f"not JSON: {getattr(error, 'msg', error)}") from None
+    fields = _parse(decoded)
     if not isinstance(fields, dict) or "text" not in fields:
         raise BadDocumentError(0, "not a JSON object with the field 'text'")
     text = fields["text"]
     if not isinstance(text, str):
-        raise BadDocumentError(0, f"the field 'text' is a {type(text).__name__}, not a string")
+        raise BadDocumentError(0, f"the field 'text' is {_kind(text)}, not a string")
     _check_json_text(text)
     return text
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        place = len(line[: error.pos].encode())
+        raise BadDocumentError(place, f"not JSON: {error.msg}") from None
+    except RecursionError:
+        raise BadDocumentError(0, "nested too deeply") from None
+    except ValueError:
+        # Python converts no more digits at once, for that takes quadratic time.
+        most = sys.get_int_max_str_digits()
+        raise BadDocumentError(0, f"holds a number of more than {most:,} digits") from None
+
+
+def _kind(value: Any) -> str:
+    """JSON's own word for a value that is no string."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return "a number"
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def _check_json_text(text: str) -> None:
