@@ -43,6 +43,19 @@ def test_refuses_what_is_no_input(tmp_path):
             find_text_files(inputs)
 
 
+def test_a_link_to_a_file_that_is_named_is_refused(tmp_path):
+    touch(tmp_path, "a.txt", "h/b.txt")
+    (tmp_path / "h" / "link.txt").symlink_to("../a.txt")
+    with pytest.raises(UsageError, match=r"h/link\.txt: the same file as .*/a\.txt, so it would"):
+        find_text_files([tmp_path / "a.txt", tmp_path / "h" / "link.txt"])
+    with pytest.raises(UsageError, match=r"link\.txt: the same file"):
+        find_text_files([tmp_path])
+    (tmp_path / "folder").symlink_to("h")
+    with pytest.raises(UsageError, match=r"folder/b\.txt: the same file as .*h/b\.txt"):
+        find_text_files([tmp_path / "h", tmp_path / "folder"])
+    assert len(find_text_files([tmp_path / "h"])[0]) == 2
+
+
 def test_a_line_of_json_is_a_document():
     assert document_of_line(b'{"text": "a\\r\\nb", "id": 1}\n') == "a\r\nb"
     assert document_of_line('\ufeff{"text": "é"}\r\n'.encode()) == "é"

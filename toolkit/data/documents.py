@@ -37,7 +37,7 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
 
     Raises:
         UsageError: an input doesn't exist or is of another kind, a folder cannot be read or holds
-            no text, or a file is named twice.
+            no text, or a file is named twice, be it through a link.
     """
     found: dict[str, Path] = {}
     ignored = 0
@@ -46,8 +46,10 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
         files, others = _in_folder(path) if path.is_dir() else ([_named(path)], 0)
         ignored += others
         for file in files:
-            if found.setdefault(os.path.abspath(file), file) is not file:
-                raise UsageError(f"{file}: named twice, so it would be learned twice")
+            first = found.setdefault(os.path.realpath(file), file)
+            if first is not file:
+                twice = "named twice" if first == file else f"the same file as {first}"
+                raise UsageError(f"{file}: {twice}, so it would be learned twice")
     if not found:
         raise UsageError("no input is named; give files or folders of .txt, .md or .jsonl")
     return list(found.values()), ignored
