@@ -131,6 +131,17 @@ def test_files_are_told_apart_and_paired(tmp_path):
     assert len(report.good) == 5
 
 
+@pytest.mark.parametrize("text", ["", "# seed: 1\n", "{}"])
+def test_a_file_without_keys_is_neither_kind(tmp_path, text):
+    path = tmp_path / "ddp.yaml"
+    path.write_text(text)
+    report = check_files([path])
+    assert report.good == []
+    assert report.problems == [
+        f"{path}: holds no key, so it is no run configuration and no launch file"
+    ]
+
+
 def test_every_bad_file_is_reported_and_the_rest_still_checked(tmp_path):
     contents = {
         "run.yaml": "optimizer: {lerning_rate: 1}\nseed: x\n",

@@ -146,8 +146,13 @@ def check_files(paths: Sequence[str | Path]) -> Report:
 
 
 def _is_launch_file(path: Path) -> bool:
-    """Whether more of a file's top-level keys, slips included, are a launch file's than a run's."""
+    """Whether more of a file's top-level keys, slips included, are a launch file's than a run's.
+
+    To train from an empty file means all defaults, but what it was meant to be nobody can tell.
+    """
     keys = list(load_yaml_mapping(path))[:_TELLING_KEYS]
+    if not keys:
+        raise UsageError(f"{path}: holds no key, so it is no run configuration and no launch file")
     return _likeness(keys, LaunchFile.model_fields) > _likeness(keys, RunConfig.model_fields)
 
 
