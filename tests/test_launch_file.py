@@ -102,12 +102,6 @@ def test_nested_keys_are_those_the_launcher_takes():
             "'parallelism_config.parallelism_config_dp_shard_size'?",
         ),
         (
-            "zero2",
-            {"gradient_accumulation_steps": 8},
-            "unknown key 'gradient_accumulation_steps'; did you mean "
-            "'deepspeed_config.gradient_accumulation_steps'?",
-        ),
-        (
             "ddp",
             {"zero_stage": 2},
             "unknown key 'zero_stage'; did you mean 'deepspeed_config.zero_stage'?",
@@ -121,6 +115,23 @@ def test_nested_keys_are_those_the_launcher_takes():
 )
 def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
     assert problems(strategy, **changes) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "decides"),
+    [
+        ("ddp", "gradient_accumulation_steps", "batch.tokens_per_step"),
+        ("zero2", "gradient_accumulation_steps", "batch.tokens_per_step"),
+        ("ddp", "gradient_clipping", "optimizer.grad_clip"),
+        ("fsdp2", "fsdp_config__train_micro_batch_size_per_gpu", "batch.micro_batch_size"),
+        ("single", "train_batch_size", "batch.tokens_per_step"),
+    ],
+)
+def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy, key, decides):
+    name = key.replace("__", ".")
+    assert problems(strategy, **{key: 4}) == [
+        f"{name} must be left out: the run configuration decides with {decides}"
+    ]
 
 
 @pytest.mark.parametrize(

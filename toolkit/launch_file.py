@@ -37,6 +37,13 @@ _SYNONYMS = {
     "dp_replicate_size": "parallelism_config.parallelism_config_dp_replicate_size",
     "dp_shard_size": "parallelism_config.parallelism_config_dp_shard_size",
 }
+# DeepSpeed's section may repeat these, if with the same value; nothing else in the file has them.
+_OF_THE_RUN = {
+    "gradient_accumulation_steps": "batch.tokens_per_step",
+    "gradient_clipping": "optimizer.grad_clip",
+    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
+    "train_batch_size": "batch.tokens_per_step",
+}
 
 
 def load_launch_file(path: str | Path) -> LaunchFile:
@@ -47,6 +54,8 @@ def load_launch_file(path: str | Path) -> LaunchFile:
     """
     written = load_yaml_mapping(path)
     _check_accelerate_agrees(path, written)
+    if misplaced := list(_misplaced(written)):
+        raise UsageError("\n".join(f"{path}: {problem}" for problem in misplaced))
     # Accelerate reads an empty section as an absent one.
     values = {key: value for key, value in written.items() if value not in ({}, None)}
     if values.get("distributed_type") == "NO":
@@ -91,6 +100,14 @@ def _check_accelerate_agrees(path: str | Path, written: dict[str, Any]) -> None:
                 f"{path}: Accelerate reads {key} as {theirs.get(key)}, not as {ours}; "
                 "quote text and write numbers plainly"
             )
+
+
+def _misplaced(written: dict[str, Any]) -> Iterator[str]:
+    """Keys of the run configuration, by the names that DeepSpeed has for them."""
+    for key in _leaves(written):
+        section, _, name = key.rpartition(".")
+        if name in _OF_THE_RUN and section != "deepspeed_config":
+            yield f"{key} must be left out: the run configuration decides with {_OF_THE_RUN[name]}"
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
