@@ -8,6 +8,11 @@ STRATEGY=${STRATEGY:-fsdp2}
 PROCESSES=${PROCESSES:-2}
 CONFIG=${CONFIG:-configs/train/demo.yaml}
 
+[ -f "configs/accelerate/$STRATEGY.yaml" ] || {
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are" configs/accelerate/*.yaml >&2
+  exit 2
+}
+
 # SIGUSR1, too, lets a run save and end; it has two minutes for that.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}

@@ -11,6 +11,11 @@ CONFIG=${CONFIG:-configs/train/gpt2.yaml}
 # All machines must name the same port, so none can be picked here.
 MAIN_PORT=${MAIN_PORT:-29500}
 
+[ -f "configs/accelerate/$STRATEGY.yaml" ] || {
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are" configs/accelerate/*.yaml >&2
+  exit 2
+}
+
 # `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
 exec python -m toolkit.launcher launch \
   --config_file "configs/accelerate/$STRATEGY.yaml" \

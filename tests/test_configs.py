@@ -1,5 +1,7 @@
 """Every shipped configuration loads, is commented, and goes with every other one."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,21 @@ LAUNCHES = sorted((CONFIGS / "accelerate").glob("*.yaml"))
 def test_there_is_one_launch_file_per_strategy():
     assert {path.stem for path in LAUNCHES} == set(STRATEGIES)
     assert all(strategy_of(load_launch_file(path)) == path.stem for path in LAUNCHES)
+
+
+@pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh", "slurm.sbatch"])
+def test_a_script_names_the_launch_files_if_a_strategy_has_none(script, tmp_path):
+    root = CONFIGS.parent
+    settings = {"STRATEGY": "foo", "SLURM_SUBMIT_DIR": str(root), "SLURM_NNODES": "2"}
+    # Bash sorts by the locale.
+    settings["LC_ALL"] = "C"
+    command = ["bash", str(root / "launch" / script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True
+    )
+    files = " ".join(str(path.relative_to(root)) for path in LAUNCHES)
+    assert done.stderr == f"error: STRATEGY=foo has no launch file; there are {files}\n"
+    assert done.returncode == 2
 
 
 def test_there_is_a_run_for_each_size_and_a_demo():
