@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,40 @@ def test_nothing_is_launched_that_would_fail(
         train("ddp", run_file, [], num_processes=None)
     assert words in str(caught.value)
     assert launcher.commands == []
+
+
+def test_an_output_folder_that_cannot_be_is_refused_before_the_line_is_printed(
+    run_file: Path, launcher: Launcher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_file.parent / "runs").write_text("a file")
+    with pytest.raises(UsageError, match="runs/tiny: cannot be made a run folder"):
+        train("ddp", run_file, [], num_processes=None)
+    assert launcher.commands == []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("tracker", "installed", "is_good"),
+    [
+        ("wandb", [], False),
+        ("wandb", ["wandb"], True),
+        ("tensorboard", ["wandb"], False),
+        ("tensorboard", ["tensorboardX"], True),
+    ],
+)
+def test_a_tracker_that_is_not_installed_is_refused(
+    run_file: Path,
+    launcher: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
+    tracker: str,
+    installed: list[str],
+    is_good: bool,
+) -> None:
+    monkeypatch.setattr(train_module, "find_spec", lambda name: name in installed or None)
+    wanted = nullcontext() if is_good else pytest.raises(UsageError, match=f"'{tracker}' is not in")
+    with wanted:
+        train("ddp", run_file, [f"training.trackers=[{tracker}]"], num_processes=None)
+    assert bool(launcher.commands) == launcher.folder.exists() == is_good
 
 
 def test_a_world_that_does_not_divide_the_batch_is_refused(

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 from toolkit.backends.strategies import STRATEGIES
@@ -33,7 +34,8 @@ def train(
         The exit code of the worker, as its summary says; 1 if it left none and failed.
 
     Raises:
-        UsageError: the configuration, the launch file, the pair of them or the data is wrong.
+        UsageError: the configuration, the launch file, the pair of them or the data is wrong, a
+            tracker is not installed, or the run folder cannot be made.
         UntrustedError: data shards are damaged.
     """
     launch_file = find_launch_file(strategy)
@@ -42,6 +44,7 @@ def train(
     plan = check_pair(config, launch, world_size=num_processes)
     build_batches(config, plan, rank=0)
     build_val(config)
+    _check_trackers(config.training.trackers)
     command = launch_command(
         launch_file, config_file, overrides, num_processes=num_processes, strict=strict
     )
@@ -54,6 +57,21 @@ def train(
     if status and summary is not None and _written(folder) != before:
         return int(summary["exit"]) or status
     return status
+
+
+def _check_trackers(trackers: Sequence[str]) -> None:
+    """Refuse a tracker whose module is not there; the worker then asks Accelerate, which is slow.
+
+    Raises:
+        UsageError: names the tracker.
+    """
+    for tracker in trackers:
+        # Accelerate 1.15 takes either of two for this one; the others are called as their module.
+        modules = ("tensorboard", "tensorboardX") if tracker == "tensorboard" else (tracker,)
+        if not any(map(find_spec, modules)):
+            raise UsageError(
+                f"training.trackers: '{tracker}' is not installed; pip install it or take it out"
+            )
 
 
 def _written(folder: Path) -> tuple[int, int] | None:
