@@ -267,6 +267,23 @@ def test_only_the_first_rank_speaks_at_once(
     assert capsys.readouterr().err == "error: wrong\nerror: rank 3: wrong\n"
 
 
+def test_what_the_first_rank_said_the_others_leave_unsaid(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_FIRST_WORD_S", 0.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = {}
+    # Rank 1 fails as rank 0 did, and then in another way.
+    for rank, data in (("0", "none"), ("1", "none"), ("1", "nothing")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert worker.main(["--config", str(run_file), f"data.train={data}"]) == 2
+        said[rank, data] = capsys.readouterr().err
+    assert said["0", "none"].startswith("error: 'none' matches no shard")
+    assert said["1", "none"] == ""
+    assert said["1", "nothing"].startswith("error: rank 1: 'nothing' matches no shard")
+
+
 def test_a_host_without_memory_left_is_exit_code_5(run_file, monkeypatch, capsys):
     """On a CPU PyTorch raises a plain RuntimeError."""
 

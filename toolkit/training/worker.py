@@ -22,6 +22,7 @@ from toolkit.memory.report import describe_parts
 from toolkit.training.run_folder import (
     make_run_folder,
     read_earlier_summary,
+    read_summary,
     set_summary_aside,
     sole_user,
     write_description,
@@ -110,8 +111,10 @@ def _train(
         except ToolkitError as error:
             sentence = str(error)
             summary = _ended(summary, folder, exit=error.exit_code, reason=sentence)
+            is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
-                write_first_summary(folder, summary)
+                is_said = not write_first_summary(folder, summary)
+                is_said = is_said and read_summary(folder) == summary
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
@@ -125,7 +128,7 @@ def _train(
             return 0
     # All ranks are stopped together and know it.
     if summary["exit"] != Preempted.exit_code or launched.rank == 0:
-        _speak(launched.rank, sentence)
+        _speak(launched.rank, sentence, is_said=is_said)
     return int(summary["exit"])
 
 
@@ -275,10 +278,15 @@ def _silence(line: str) -> None:
     pass
 
 
-def _speak(rank: int, sentence: str) -> None:
-    """Say what is wrong, once: ranks mostly fail alike, and the launcher ends them when one has."""
+def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
+    """Say what is wrong, once: ranks mostly fail alike, and the launcher ends them when one has.
+
+    A rank that gets its signal before it fails lives on; what another has said it leaves unsaid.
+    """
     if rank:
         time.sleep(_FIRST_WORD_S)
+        if is_said:
+            return
         sentence = f"rank {rank}: {sentence}"
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
