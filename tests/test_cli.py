@@ -137,7 +137,7 @@ def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:
     folder.mkdir(parents=True)
     step = {"kind": "train", "step": 1, "loss": 6.2, "tokens": 512}
     (folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
-    summary = {"reason": "done", "parameters": 1, "strategy": "ddp", "world_size": 2}
+    summary = {"exit": 0, "reason": "done", "parameters": 1, "strategy": "ddp", "world_size": 2}
     write_summary(folder, {**summary, "tokens_per_s": None})
     ran = toolkit_program("summary", run_file)
     assert ran.code == 0

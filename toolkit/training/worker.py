@@ -113,8 +113,8 @@ def _train(
             summary = _ended(summary, folder, exit=error.exit_code, reason=sentence)
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
-                is_said = not write_first_summary(folder, summary)
-                is_said = is_said and read_summary(folder) == summary
+                is_first = write_first_summary(folder, summary)
+                is_said = not is_first and read_summary(folder) == summary
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
