@@ -280,17 +280,31 @@ def test_nothing_of_a_run_leads_out_of_it(job: Job, path: str) -> None:
     assert "Traceback" not in job.log(name)
 
 
+@pytest.fixture(scope="module")
+def kills(request: pytest.FixtureRequest) -> Iterator[list[float]]:
+    """The seconds after which runs were killed, told at the end."""
+    survived: list[float] = []
+    yield survived
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{len(survived)} kills survived")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
-def test_kills_at_random_moments(job: Job, straight: str, seed: int) -> None:
+def test_kills_at_random_moments(job: Job, straight: str, seed: int, kills: list[float]) -> None:
     """Three kills a run, at moments from before the first step to after the last."""
     draw = random.Random(seed)
     name = f"random-{seed}"
     keys = ["training.checkpoint_every=1", f"training.async_save={seed % 2 == 1}".lower()]
+    killed = []
     for _ in range(3):
-        job.start(name, *keys, kill_after_s=draw.uniform(0.05, 1.2))
+        kill_after_s = draw.uniform(0.05, 1.2)
+        if job.start(name, *keys, kill_after_s=kill_after_s) == KILLED:
+            killed.append(kill_after_s)
         if committed := job.store(name).committed():
             assert list(find_damage(committed[-1])) == []
     assert job.start(name, *keys) == 0, job.log(name)
     assert job.curve(name) == job.curve(straight)
     assert job.end_state(name) == job.end_state(straight)
+    kills += killed
