@@ -3,8 +3,9 @@
 Model, optimizer, engine and `train_step` are those of a run; a fake process group answers for the
 other ranks, so that a model of any size is traced on a host without a GPU in seconds. PyTorch's own
 memory trackers (`torch.distributed._tools`, private, hence pinned by a test) count the storages of
-every operator's results. It sees no kernel's scratch. DDP's reducer and DeepSpeed need data;
-`benchmarks/memory` measures them with real tensors instead.
+every operator's results. They see no kernel's scratch, do not tell the loss from activations, which
+it is filed under, and do not say when in the step the peak is. DDP's reducer and DeepSpeed need
+data; `benchmarks/memory` measures them with real tensors instead.
 
 The step is traced on the CPU's operators; a GPU's attention and fused kernels keep the same.
 """
@@ -75,14 +76,16 @@ def _mesh(settings: StepSettings) -> Any:
 
 def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
     engine = _build_engine(settings, mesh)
-    tracker = MemTracker() if mesh is None else FSDPMemTracker(engine.model, _inner(engine))
+    # Tokens and targets of the whole step, which lie in memory though a few are walked.
+    shape = (settings.grad_accum_steps, 2, settings.micro_batch_size, settings.seq_len)
+    batches = torch.zeros(shape, dtype=torch.long)
     if mesh is None:
-        tracker.track_external(engine.model, _inner(engine))
-    shape = (settings.micro_batch_size, settings.seq_len)
-    micro_batches = [
-        (torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long))
-        for _ in range(min(settings.grad_accum_steps, WALKED_MICRO_STEPS))
-    ]
+        tracker = MemTracker()
+        tracker.track_external(engine.model, _inner(engine), batches)
+    else:
+        tracker = FSDPMemTracker(engine.model, _inner(engine))
+        tracker.track_inputs((batches,))
+    micro_batches = [(tokens, targets) for tokens, targets in batches[:WALKED_MICRO_STEPS]]
     engine.accelerator.after_backward = tracker.reset_mod_stats
     for _ in range(2):
         with tracker:
