@@ -135,14 +135,18 @@ def estimate(
         int | None, typer.Option(help="Same as batch.micro_batch_size=...")
     ] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)] = 8,
-    strategies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(STRATEGIES),
+    strategies: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated.", show_default="all that the method can answer for"),
+    ] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")] = "cuda",
     gpu: Annotated[str | None, typer.Option(help="The GPU it has to fit, such as A100-80.")] = None,
     max_micro_batch: Annotated[
         bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits.")
     ] = False,
     method: Annotated[
-        Literal["formula", "trace"], typer.Option(help="Closed form, or the step on fake tensors.")
+        Literal["formula", "trace"],
+        typer.Option(help="Closed form; or the step on fake tensors, its loss in activations."),
     ] = "formula",
     attention: Annotated[
         Literal["flash", "math"] | None,
@@ -187,7 +191,9 @@ def estimate(
                 *(f"{key}={value}" for key, value in given.items() if value is not None),
                 *(overrides or []),
             ],
-            strategies=choices("--strategies", strategies, STRATEGIES),
+            strategies=None
+            if strategies is None
+            else choices("--strategies", strategies, STRATEGIES),
             world_size=world_size,
             device=device,
             gpu=gpu,

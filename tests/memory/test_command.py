@@ -5,6 +5,8 @@ import pytest
 
 from toolkit import cli
 from toolkit.backends.strategies import supported_pairs
+from toolkit.memory import command
+from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes
 
 
@@ -86,6 +88,15 @@ def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(command, "_row", lambda settings, method: estimate_row(settings))
+    assert run(monkeypatch, "--method", "trace", "--json") == 0
+    said = capsys.readouterr()
+    shown = {row["strategy"] for row in json.loads(said.out)["rows"]}
+    assert shown == {"single", "fsdp2", "fsdp2_no_reshard", "hsdp"}
+    assert said.err == "not traced: ddp, zero1, zero2, zero3, which need real tensors\n"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -95,7 +106,13 @@ def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
         (["--gpu", "Z80"], "--gpu: unknown 'Z80'; there are"),
         (["--preset", "gpt3"], "model.preset must be 'gpt2'"),
         (["--max-micro-batch"], "--max-micro-batch needs --gpu"),
-        (["--method", "trace"], "ddp, zero1, zero2, zero3 needs real tensors"),
+        (["--gpu", ""], "--gpu: unknown ''; there are V100-16, "),
+        (["--method", "trace", "--strategies", "ddp,single"], "ddp needs real tensors"),
+        (
+            ["--offload-optimizer", "--strategies", "single,fsdp2"],
+            "--offload-optimizer is for zero1, zero2, zero3 alone, and --strategies single,fsdp2",
+        ),
+        (["--gradient-as-bucket-view", "--strategies", "zero2"], "is for ddp alone"),
         (
             ["--method", "trace", "--strategies", "single", "--foreach"],
             "--method trace runs the loop's own step; foreach cannot be changed in it",

@@ -1,12 +1,14 @@
 """`toolkit estimate`: from options or a run configuration to rows, and their output."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.backends.strategies import (
+    STRATEGIES,
     Strategy,
     has_hybrid_groups,
     replicas_of,
@@ -22,6 +24,11 @@ from toolkit.memory.states import checkpoint_bytes
 TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
 """DDP's reducer and DeepSpeed refuse tensors without data."""
 
+_ONLY_FOR: Mapping[str, tuple[Strategy, ...]] = {
+    "gradient_as_bucket_view": ("ddp",),
+    "offload_optimizer": ("zero1", "zero2", "zero3"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -29,7 +36,7 @@ class Question:
 
     Attributes:
         overrides: `section.key=value`, on top of the file or of the defaults.
-        strategies: which rows.
+        strategies: which rows; None for all that the method can answer for.
         world_size: ranks; `single` is one in any case.
         largest: whether to look for the largest micro-batch on `gpu`.
         method: `formula` or `trace`.
@@ -39,7 +46,7 @@ class Question:
 
     config_file: Path | None
     overrides: Sequence[str]
-    strategies: Sequence[Strategy]
+    strategies: Sequence[Strategy] | None
     world_size: int
     device: Device
     gpu: str | None
@@ -49,6 +56,13 @@ class Question:
     plot: Path | None
     as_json: bool
 
+    @property
+    def asked(self) -> Sequence[Strategy]:
+        """The strategies that rows are wanted of."""
+        if self.strategies is not None:
+            return self.strategies
+        return TRACED if self.method == "trace" else STRATEGIES
+
 
 def estimate(question: Question) -> None:
     """Answer and print.
@@ -56,23 +70,14 @@ def estimate(question: Question) -> None:
     Raises:
         UsageError: a value is wrong, or no row is left.
     """
-    gpus = [find_gpu(question.gpu)] if question.gpu else load_gpus()
-    untraced = [name for name in question.strategies if name not in TRACED]
-    if question.method == "trace" and untraced:
-        raise UsageError(
-            f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
-            f"--strategies {','.join(TRACED)}"
-        )
-    if question.method == "trace" and question.changes:
-        raise UsageError(
-            f"--method trace runs the loop's own step; {', '.join(question.changes)} cannot be "
-            "changed in it, leave it out or use --method formula"
-        )
-    if question.largest and not question.gpu:
-        raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
+    _check(question)
+    gpus = load_gpus() if question.gpu is None else [find_gpu(question.gpu)]
     config = _load(question)
     steps = build_settings(config, question)
     rows = [_row(settings, question.method) for settings in steps]
+    if question.method == "trace" and question.strategies is None:
+        untraced = ", ".join(name for name in STRATEGIES if name not in TRACED)
+        print(f"not traced: {untraced}, which need real tensors", file=sys.stderr)
     parameters = config.model.sizes().parameter_count
     checkpoint = checkpoint_bytes(parameters, adam=config.optimizer.name == "adamw")
     if question.plot is not None:
@@ -92,6 +97,28 @@ def estimate(question: Question) -> None:
     print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
     if any(s.compile for s in steps):
         print(_compile_line(question))
+
+
+def _check(question: Question) -> None:
+    untraced = [name for name in question.asked if name not in TRACED]
+    if question.method == "trace" and untraced:
+        raise UsageError(
+            f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
+            f"--strategies {','.join(TRACED)}"
+        )
+    if question.method == "trace" and question.changes:
+        raise UsageError(
+            f"--method trace runs the loop's own step; {', '.join(question.changes)} cannot be "
+            "changed in it, leave it out or use --method formula"
+        )
+    if question.largest and question.gpu is None:
+        raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
+    for name, strategies in _ONLY_FOR.items():
+        if name in question.changes and not set(strategies) & set(question.asked):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for {', '.join(strategies)} alone, and "
+                f"--strategies {','.join(question.asked)} has none of them"
+            )
 
 
 def _row(settings: StepSettings, method: str) -> Row:
@@ -148,7 +175,7 @@ def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
     for strategy, accumulation in supported_pairs():
         world_size = 1 if strategy == "single" else question.world_size
         impossible = strategy == "hsdp" and not has_hybrid_groups(world_size)
-        if strategy not in question.strategies or impossible:
+        if strategy not in question.asked or impossible:
             continue
         settings = settings_of_run(
             _whole_waves(config, world_size),
@@ -160,9 +187,7 @@ def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
         )
         found.append(replace(settings, **question.changes))
     if not found:
-        raise UsageError(
-            f"none of {', '.join(question.strategies)} runs on {question.world_size} ranks"
-        )
+        raise UsageError(f"none of {', '.join(question.asked)} runs on {question.world_size} ranks")
     return found
 
 
