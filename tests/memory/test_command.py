@@ -45,6 +45,20 @@ def test_the_table_names_what_fits(monkeypatch, capsys) -> None:
     assert lines[-1] == f"a checkpoint takes {share}"
 
 
+def test_the_largest_micro_batch_is_in_both_outputs(monkeypatch, capsys) -> None:
+    words = ("--strategies", "single", "--gpu", "H200", "--max-micro-batch")
+    tiny = ("model.n_layer=1", "model.n_head=1", "model.n_embd=1", "model.vocab_size=2")
+    short = ("data.seq_len=1", "batch.tokens_per_step=1")
+    assert run(monkeypatch, *words, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert run(monkeypatch, *words) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].split()[-1] == str(row["largest_micro_batch_size"])
+    assert run(monkeypatch, *words, *tiny, *short) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].endswith(">= 1048576")
+
+
 def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> None:
     assert run(monkeypatch, "--config", str(run_file), "--world-size", "2", "--json") == 0
     answer = json.loads(capsys.readouterr().out)

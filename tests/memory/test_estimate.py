@@ -173,6 +173,15 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     assert max_micro_batch(step(sizes=preset_sizes("gpt2-xl")), find_gpu("T4")) == 0
 
 
+@pytest.mark.parametrize(("room", "largest"), [(0, 2**20), (-1, 2**20 - 1)])
+def test_the_largest_micro_batch_is_right_up_to_the_most_that_a_run_takes(room, largest) -> None:
+    settings = step(seq_len=1)
+    most = estimate_peak(dataclasses.replace(settings, micro_batch_size=2**20)).total
+    gpu = dataclasses.replace(find_gpu("H200"), memory_bytes=0)
+    gpu = dataclasses.replace(gpu, memory_bytes=gpu.calibration.device_bytes(most) + room)
+    assert max_micro_batch(settings, gpu) == largest
+
+
 def test_gpt2_xl_takes_milliseconds() -> None:
     settings = step("fsdp2", sizes=preset_sizes("gpt2-xl"), world_size=64, grad_accum_steps=8)
     times = []

@@ -27,7 +27,7 @@ from toolkit.model.sizes import (
 # Far above any real run, and small enough that no product of them leaves 64 bits by accident.
 _MAX_STEPS = 10**9
 _MAX_TOKENS = 10**12
-_MAX_MICRO_BATCH = 2**20
+MAX_MICRO_BATCH = 2**20
 
 
 def _as_tuple(value: Any) -> Any:
@@ -159,7 +159,7 @@ class BatchConfig(Section):
 
     tokens_per_step: int = Field(default=524_288, ge=1, le=_MAX_TOKENS)
     """Tokens per optimizer step over all ranks of all machines."""
-    micro_batch_size: int = Field(default=1, ge=1, le=_MAX_MICRO_BATCH)
+    micro_batch_size: int = Field(default=1, ge=1, le=MAX_MICRO_BATCH)
     """Sequences per rank and micro-step; changes memory and speed, never what is learned."""
 
 

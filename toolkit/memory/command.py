@@ -75,6 +75,8 @@ def estimate(question: Question) -> None:
     config = _load(question)
     steps = build_settings(config, question)
     rows = [_row(settings, question.method) for settings in steps]
+    if question.largest:
+        rows = [replace(row, largest=max_micro_batch(row.settings, gpus[0])) for row in rows]
     if question.method == "trace" and question.strategies is None:
         untraced = ", ".join(name for name in STRATEGIES if name not in TRACED)
         print(f"not traced: {untraced}, which need real tensors", file=sys.stderr)
@@ -87,13 +89,12 @@ def estimate(question: Question) -> None:
     if question.as_json:
         print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
         return
-    largest = [max_micro_batch(s, gpus[0]) if question.largest else None for s in steps]
     first = steps[0]
     print(
         f"{parameters:,} parameters, {first.micro_batch_size} x {first.seq_len} tokens a "
         f"micro-step, {first.precision} on {first.device}; allocated bytes per rank at the peak"
     )
-    print_table(rows, gpus, largest)
+    print_table(rows, gpus)
     print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
     if any(s.compile for s in steps):
         print(_compile_line(question))

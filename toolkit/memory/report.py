@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from toolkit.config.sections import MAX_MICRO_BATCH
 from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB, Gpu, in_gib
 from toolkit.memory.ledger import PARTS, Moment, Part
 from toolkit.memory.settings import StepSettings
-
-MAX_MICRO_BATCH = 2**16
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,8 @@ class Row:
     """One strategy and mode: its settings and what they need.
 
     `method` says how that is known; only the formula knows the moment, and a range: `least` is its
-    lower end, `peak` and its parts the upper one, by which is judged what fits.
+    lower end, `peak` and its parts the upper one, by which is judged what fits. `largest` is the
+    largest micro-batch that fits, where that was asked for.
     """
 
     settings: StepSettings
@@ -26,6 +26,7 @@ class Row:
     moment: Moment | None
     method: str = "formula"
     least: int | None = None
+    largest: int | None = None
 
     @property
     def gib(self) -> str:
@@ -37,7 +38,7 @@ class Row:
     def as_json(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
         """Return the row with the names that scripts rely on."""
         settings = self.settings
-        return {
+        answer = {
             "strategy": settings.strategy,
             "accumulation": settings.accumulation,
             "world_size": settings.world_size,
@@ -52,6 +53,9 @@ class Row:
             "moment": self.moment,
             "fits": {gpu.name: gpu.holds(self.peak) for gpu in gpus},
         }
+        if self.largest is not None:
+            answer["largest_micro_batch_size"] = self.largest
+        return answer
 
 
 def estimate_row(settings: StepSettings) -> Row:
@@ -61,13 +65,18 @@ def estimate_row(settings: StepSettings) -> Row:
 
 
 def max_micro_batch(settings: StepSettings, gpu: Gpu) -> int:
-    """Return the largest micro-batch that fits, 0 if none does; up to 65,536 sequences."""
+    """Return the largest micro-batch that fits, 0 if none does.
+
+    It is `MAX_MICRO_BATCH`, the most that a run configuration takes, where that fits.
+    """
 
     def fits(size: int) -> bool:
         return gpu.holds(estimate_peak(replace(settings, micro_batch_size=size)).total)
 
+    if fits(MAX_MICRO_BATCH):
+        return MAX_MICRO_BATCH
     low, high = 0, 1
-    while high <= MAX_MICRO_BATCH and fits(high):
+    while high < MAX_MICRO_BATCH and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -92,13 +101,12 @@ def as_json(rows: Sequence[Row], gpus: Sequence[Gpu], checkpoint: int) -> dict[s
     }
 
 
-def print_table(rows: Sequence[Row], gpus: Sequence[Gpu], largest: Sequence[int | None]) -> None:
+def print_table(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
     """Print the table with a bar for each row, its parts in the order of the legend.
 
     Args:
         rows: what to show.
         gpus: for the column of the smallest that fits, or of the one asked about.
-        largest: the largest micro-batch of each row, or None where it was not asked for.
     """
     from rich.console import Console
     from rich.table import Table
@@ -114,17 +122,17 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu], largest: Sequence[int 
     table.add_column("peak at")
     table.add_column("", no_wrap=True)
     table.add_column("fits" if len(gpus) == 1 else "fits from")
-    if any(size is not None for size in largest):
+    if any(row.largest is not None for row in rows):
         table.add_column("largest micro-batch", justify="right")
     highest = max(row.peak for row in rows)
-    for row, size in zip(rows, largest, strict=True):
+    for row in rows:
         bar = Text()
         for part in PARTS:
             bar.append(_LETTERS[part] * round(28 * row.parts[part] / highest), colours[part])
         settings = row.settings
         cells: list[Any] = [settings.strategy, settings.accumulation, row.gib]
         cells += [row.moment or "", bar, _fits(row.peak, gpus)]
-        table.add_row(*cells, *([str(size)] if size is not None else []))
+        table.add_row(*cells, *([] if row.largest is None else [_at_least(row.largest)]))
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
     console.print(table)
     console.print("  ".join(f"{_LETTERS[part]} {part}" for part in PARTS))
@@ -146,3 +154,7 @@ def _fits(peak: int, gpus: Sequence[Gpu]) -> str:
     if len(gpus) == 1:
         return "yes" if fitting else "no"
     return fitting[0] if fitting else "none"
+
+
+def _at_least(largest: int) -> str:
+    return f">= {largest}" if largest == MAX_MICRO_BATCH else str(largest)
