@@ -96,10 +96,18 @@ def test_a_compiled_run_is_a_range(monkeypatch, capsys) -> None:
     assert first["lowest_peak"] < first["bytes"]["peak"]
 
 
-def test_a_picture_is_drawn(monkeypatch, capsys, tmp_path: Path) -> None:
-    picture = tmp_path / "step.png"
-    assert run(monkeypatch, "--strategies", "fsdp2", "--plot", str(picture)) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_a_picture_is_drawn_where_it_says(monkeypatch, capsys, tmp_path: Path) -> None:
+    words = ("--strategies", "fsdp2", "--json", "--plot")
+    for name, written in (("step.svg", "step.svg"), ("step", "step.png")):
+        assert run(monkeypatch, *words, str(tmp_path / name)) == 0
+        said = capsys.readouterr()
+        assert said.err == f"drawn in {tmp_path / written}\n"
+        assert json.loads(said.out)["rows"]
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "step.svg").read_text()
+    assert run(monkeypatch, *words, str(tmp_path)) == 2
+    sentence = f"error: --plot {tmp_path}: is a folder; name a file, such as {tmp_path}/step.png\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> None:
@@ -131,7 +139,8 @@ def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> Non
             ["--method", "trace", "--strategies", "single", "--foreach"],
             "--method trace runs the loop's own step; foreach cannot be changed in it",
         ),
-        (["--plot", "no/such/folder/x.png"], "--plot no/such/folder/x.png"),
+        (["--plot", "no/such/folder/x.png"], "no/such/folder/x.png: No such file or directory\n"),
+        (["--plot", "x.xyz"], "--plot x.xyz: Format 'xyz' is not supported"),
         (["--strategies", "hsdp", "--world-size", "2"], "none of hsdp runs on 2 ranks"),
         (
             ["model.n_layer=1000", "model.n_head=1", "model.n_embd=100000"],

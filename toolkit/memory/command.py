@@ -85,7 +85,7 @@ def estimate(question: Question) -> None:
     if question.plot is not None:
         from toolkit.memory.plot import plot_step
 
-        plot_step(steps[0], question.plot)
+        print(f"drawn in {plot_step(steps[0], question.plot)}", file=sys.stderr)
     if question.as_json:
         print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
         return

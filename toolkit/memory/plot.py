@@ -9,12 +9,18 @@ from toolkit.memory.ledger import PARTS, Part
 from toolkit.memory.settings import StepSettings
 
 
-def plot_step(settings: StepSettings, path: Path) -> None:
+def plot_step(settings: StepSettings, path: Path) -> Path:
     """Draw the allocated bytes after each event of a step, stacked by part, the peak marked.
+
+    Returns:
+        The file that was written: `path`, with `.png` at its end if it has no ending.
 
     Raises:
         UsageError: the file cannot be written, or its ending names no picture format.
     """
+    if path.is_dir():
+        raise UsageError(f"--plot {path}: is a folder; name a file, such as {path / 'step.png'}")
+    file = path if path.suffix else path.with_name(f"{path.name}.png")
     import matplotlib
 
     matplotlib.use("agg")
@@ -44,6 +50,8 @@ def plot_step(settings: StepSettings, path: Path) -> None:
     axes.set_title(f"{settings.strategy}, {settings.accumulation}")
     axes.legend(loc="upper left", fontsize="small")
     try:
-        figure.savefig(path)
+        figure.savefig(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--plot {path}: {str(error).splitlines()[0]}") from None
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UsageError(f"--plot {file}: {reason}") from None
+    return file
