@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
-from toolkit.errors import ToolkitError, UntrustedError, UsageError
+from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
+from toolkit.standard_output import checked_stdout
 
 app = typer.Typer(
     help="One GPT-2 training run, from one process to many, learning the same thing each time.",
@@ -308,7 +309,10 @@ def import_weights(
 def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
-        app()
+        with checked_stdout():
+            app()
+    except ReaderGone as error:
+        sys.exit(error.exit_code)
     except ToolkitError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)

@@ -51,3 +51,9 @@ class Preempted(ToolkitError):
     """A signal asked for the end; the state was saved, and the next start carries on."""
 
     exit_code = 75
+
+
+class ReaderGone(ToolkitError):
+    """Nobody reads standard output any more, which is said to nobody; as a shell reports it."""
+
+    exit_code = 141
