@@ -38,7 +38,7 @@ class Row:
     def as_json(self, gpus: Sequence[Gpu]) -> dict[str, Any]:
         """Return the row with the names that scripts rely on."""
         settings = self.settings
-        answer = {
+        answer: dict[str, Any] = {
             "strategy": settings.strategy,
             "accumulation": settings.accumulation,
             "world_size": settings.world_size,
