@@ -226,16 +226,31 @@ def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
     assert "rank 0, step 1: failed\nTraceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("Tried 2 GiB. GPU 0 has 1.\nMore"), "Tried 2 GiB. GPU 0 has 1"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: (Cannot allocate memory)"),
+            "DefaultCPUAllocator: can't allocate memory: (Cannot allocate memory)",
+        ),
+        (MemoryError(), "the allocator gave no reason"),
+    ],
+)
 def test_out_of_memory_says_what_to_lower(
-    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    reason: str,
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
-        raise torch.OutOfMemoryError("Tried to allocate 2 GiB.\nMore than a person reads")
+        raise error
 
     monkeypatch.setattr(loop_module, "train_step", fail)
     assert worker.main(["--config", str(run_file)]) == 5
     sentence = capsys.readouterr().err
-    assert "out of memory on rank 0: Tried to allocate 2 GiB. Estimated " in sentence
+    assert f"out of memory on rank 0: {reason}; estimated " in sentence
     assert "lower batch.micro_batch_size" in sentence
     assert "Traceback" not in sentence
     assert summary(run_file)["exit"] == 5

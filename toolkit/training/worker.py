@@ -178,9 +178,10 @@ def _run(
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
+        reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
         raise OutOfMemoryError(
-            f"out of memory on rank {launched.rank}: {(str(error).splitlines() or [''])[0]} "
-            f"Estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
+            f"out of memory on rank {launched.rank}: {reason}; "
+            f"estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
             f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
         ) from None
 
