@@ -19,6 +19,8 @@ from toolkit.errors import UsageError
 # A configuration has a few kilobytes; PyYAML needs up to 2 s for this much text.
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
+# An integer of more is text: converting thousands of digits takes quadratic time.
+MAX_DIGITS = 19
 
 _FLOAT = re.compile(
     r"""[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?
@@ -27,8 +29,7 @@ _FLOAT = re.compile(
        |\.(?:nan|NaN|NAN)""",
     re.VERBOSE,
 )
-# Longer than any sensible value is text: converting thousands of digits takes quadratic time.
-_INT = re.compile(r"[-+]?(?:0|[1-9]\d{0,18})")
+_INT = re.compile(rf"[-+]?(?:0|[1-9]\d{{0,{MAX_DIGITS - 1}}})")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 

@@ -75,6 +75,27 @@ def test_bad_overrides(load, override, sentence):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [
+        ((), "demo.yaml"),
+        (("seed=1", "optimizer.lr=1"), "demo.yaml"),
+        (("seed=1", "training.steps=5"), "override 'training.steps=5'"),
+        (
+            ("optimizer.warmup_steps=7", "seed=1", "training.steps=5"),
+            "override 'optimizer.warmup_steps=7', override 'training.steps=5'",
+        ),
+    ],
+)
+def test_a_broken_rule_is_told_of_the_overrides_it_names(tmp_path, overrides, source) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text("optimizer: {warmup_steps: 6}\ntraining: {steps: 5}")
+    with pytest.raises(UsageError) as caught:
+        load_run_config(path, overrides)
+    said = str(caught.value).replace(f"{tmp_path}/", "")
+    assert said.startswith(f"{source}: optimizer.warmup_steps ")
+
+
 def test_the_same_override_twice_is_refused(load):
     with pytest.raises(UsageError, match="'seed' is overridden twice"):
         load("", "seed=1", "seed=2")

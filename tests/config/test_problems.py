@@ -22,6 +22,14 @@ import pytest
         ("training: {steps: 8.0}", "training.steps must be an integer, got the number 8.0"),
         ("training: {steps: true}", "training.steps must be an integer, got the boolean true"),
         ("training: {steps: null}", "training.steps must be an integer, got nothing (null)"),
+        (
+            "training: {steps: 99999999999999999999}",
+            "training.steps must be an integer of at most 19 digits, got 20",
+        ),
+        (
+            "optimizer: {weight_decay: -100000000000000000000}",
+            "optimizer.weight_decay must be a number of at most 19 digits, got 21",
+        ),
         ("seed: 010", "seed must be an integer, got the text '010'"),
         (
             "batch: {tokens_per_step: 524_288}",
@@ -37,7 +45,7 @@ import pytest
             "data: {train: [a, 3]}",
             "data.train[1] must be text, got the number 3; quote it to make it text",
         ),
-        ("data: {train: []}", "data.train must be a list that is not empty, got a list"),
+        ("data: {train: []}", "data.train must be a list that is not empty, got an empty list"),
         ("precision: fp8", "precision must be 'fp32', 'bf16' or 'fp16', got the text 'fp8'"),
         (
             "accumulation: shard",

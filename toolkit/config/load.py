@@ -1,6 +1,6 @@
 """Run configurations: a file and dotted overrides in, one checked value out, and back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,11 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfi
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems = describe_problems(
-            error, _KEYS, lambda key: origins.get(key.partition("[")[0], str(path)), _SYNONYMS
-        )
+
+        def source_of(keys: Collection[str]) -> str:
+            return ", ".join(origins[key] for key in origins if key in keys) or str(path)
+
+        problems = describe_problems(error, _KEYS, source_of, _SYNONYMS)
         raise UsageError("\n".join(problems)) from None
 
 

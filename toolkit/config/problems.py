@@ -1,5 +1,6 @@
 """What pydantic found wrong, as sentences that name the file, the key and the nearest right one."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import SequenceMatcher
 from types import MappingProxyType
@@ -7,6 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from toolkit.strict_yaml import MAX_DIGITS
 
 _WANTED = {
     "int_type": "an integer",
@@ -29,6 +32,8 @@ _WANTED = {
 OF_THE_KEY = "of_the_key"
 """Type of an error of our own whose message goes on after the key, as in "must be 2"."""
 
+_TOO_LONG = re.compile(rf"[-+]?\d{{{MAX_DIGITS + 1},}}")
+_WORD = re.compile(r"\w+(?:\.\w+)*")
 _NEAR = 0.6
 _SHOWN = 60
 _MOST_PROBLEMS = 20
@@ -72,7 +77,7 @@ def unknown_key(key: str, known: Collection[str], synonyms: Mapping[str, str] = 
 def describe_problems(
     error: ValidationError,
     known: Collection[str],
-    source_of: Callable[[str], str],
+    source_of: Callable[[Collection[str]], str],
     synonyms: Mapping[str, str] = _NONE,
 ) -> list[str]:
     """Return one sentence per problem.
@@ -80,7 +85,7 @@ def describe_problems(
     Args:
         error: what pydantic raised.
         known: the right keys, dotted.
-        source_of: gives the file or override that a dotted key came from.
+        source_of: gives the file, or the overrides, that dotted keys of a problem came from.
         synonyms: as for `unknown_key`.
     """
     sentences: list[str] = []
@@ -91,9 +96,13 @@ def describe_problems(
             texts = [unknown_key(key, known, synonyms)]
         else:
             texts = _sentences(key, details)
-        sentences += [f"{source_of(key)}: {text}" for text in texts]
+        # A rule between keys is filed under their section, and names them.
+        named = set(known) if details["type"] == "value_error" else set()
+        for text in texts:
+            concerned = {key.partition("[")[0], *named.intersection(_WORD.findall(text))}
+            sentences.append(f"{source_of(concerned)}: {text}")
     if len(found) > _MOST_PROBLEMS:
-        sentences.append(f"{source_of('')}: {len(found) - _MOST_PROBLEMS:,} more problems")
+        sentences.append(f"{source_of(())}: {len(found) - _MOST_PROBLEMS:,} more problems")
     return sentences
 
 
@@ -107,7 +116,9 @@ def describe_value(value: Any) -> str:
         return f"the number {value}"
     if isinstance(value, str):
         return f"the text {value[:_SHOWN]!r}"
-    return "a list" if isinstance(value, list | tuple) else "a section"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    return "a section"
 
 
 def _plain(bound: Any) -> Any:
@@ -132,6 +143,10 @@ def _sentences(key: str, details: ErrorDetails) -> list[str]:
         return [f"{key}: {details['msg']}"]
     bounds = {name: _plain(bound) for name, bound in details.get("ctx", {}).items()}
     wanted = wanted.format(**bounds)
-    got = describe_value(details["input"])
+    value = details["input"]
+    if kind in ("int_type", "float_type") and isinstance(value, str) and _TOO_LONG.fullmatch(value):
+        digits = len(value.lstrip("+-"))
+        return [f"{key} must be {wanted} of at most {MAX_DIGITS} digits, got {digits:,}"]
+    got = describe_value(value)
     hint = "; quote it to make it text" if kind == "string_type" and "number" in got else ""
     return [f"{key} must be {wanted}, got {got}{hint}"]
