@@ -177,7 +177,10 @@ def estimate(
     from toolkit.memory.command import estimate as run
     from toolkit.verify.options import choices
 
-    given = {"model.preset": preset, "batch.micro_batch_size": micro_batch_size}
+    short = (
+        ("--preset", "model.preset", preset),
+        ("--micro-batch-size", "batch.micro_batch_size", micro_batch_size),
+    )
     changes = {
         "attention": attention,
         "foreach": foreach,
@@ -188,10 +191,8 @@ def estimate(
     run(
         Question(
             config_file=config,
-            overrides=[
-                *(f"{key}={value}" for key, value in given.items() if value is not None),
-                *(overrides or []),
-            ],
+            short={f"{k}={v}": f"{name} {v}" for name, k, v in short if v is not None},
+            overrides=overrides or [],
             strategies=None
             if strategies is None
             else choices("--strategies", strategies, STRATEGIES),

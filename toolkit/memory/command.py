@@ -35,6 +35,7 @@ class Question:
     """What is asked.
 
     Attributes:
+        short: options that stand for overrides: `section.key=value` to what was written.
         overrides: `section.key=value`, on top of the file or of the defaults.
         strategies: which rows; None for all that the method can answer for.
         world_size: ranks; `single` is one in any case.
@@ -45,6 +46,7 @@ class Question:
     """
 
     config_file: Path | None
+    short: Mapping[str, str]
     overrides: Sequence[str]
     strategies: Sequence[Strategy] | None
     world_size: int
@@ -145,9 +147,16 @@ def _compile_line(question: Question) -> str:
 
 
 def _load(question: Question) -> RunConfig:
-    if question.config_file is not None:
-        return load_run_config(question.config_file, question.overrides)
-    return _from_overrides(question.overrides)
+    overrides = [*question.short, *question.overrides]
+    try:
+        if question.config_file is None:
+            return _from_overrides(overrides)
+        return load_run_config(question.config_file, overrides)
+    except UsageError as error:
+        sentence = str(error)
+        for override, written in question.short.items():
+            sentence = sentence.replace(f"override '{override}'", written)
+        raise UsageError(sentence) from None
 
 
 def _from_overrides(overrides: Sequence[str]) -> RunConfig:
