@@ -1,7 +1,10 @@
 """Weights go to transformers and come back with the same logits and the same bits."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from toolkit.checkpoint.command import (
     verify_checkpoints,
 )
 from toolkit.checkpoint.exchange import read_weights
-from toolkit.errors import UntrustedError, UsageError
+from toolkit.errors import SaveError, UntrustedError, UsageError
 from toolkit.model import sizes as model_sizes
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
@@ -98,9 +101,29 @@ def _add(tensors: dict[str, torch.Tensor]) -> None:
     tensors["transformer.h.7.ln_1.bias"] = torch.zeros(16)
 
 
+def _untie(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = torch.ones(500, 16)
+
+
+def _repeat(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["ln_f.weight"] = torch.ones(16)
+
+
+def _poison(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["transformer.ln_f.bias"][3] = float("nan")
+
+
+def _count(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["transformer.ln_f.bias"] = torch.ones(16, dtype=torch.int8)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (_untie, "'lm_head.weight' is not the token embedding"),
+        (_repeat, "'transformer.ln_f.weight' is there twice"),
+        (_poison, "'transformer.ln_f.bias' holds values that are not finite"),
+        (_count, "'transformer.ln_f.bias' is torch.int8"),
         (_other_shape, "'transformer.ln_f.weight' is [17] but the configured model has [16]"),
         (_drop, "differ in 'transformer.h.1.mlp.c_fc.bias'"),
         (_add, "differ in 'transformer.h.7.ln_1.bias'"),
@@ -118,6 +141,18 @@ def test_another_models_weights_are_refused_by_name(
     with pytest.raises(UsageError) as caught:
         read_weights(tmp_path, SIZES, trust=False)
     assert words in str(caught.value)
+
+
+def test_heads_that_shapes_cannot_show_are_compared(theirs: tuple[Any, Path]) -> None:
+    with pytest.raises(UsageError, match=r"config\.json: n_head is 2, but the model has 4"):
+        read_weights(theirs[1], replace(SIZES, n_head=4), trust=False)
+
+
+def test_weights_that_are_not_there_are_no_pickle(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing: no such file or folder"):
+        read_weights(tmp_path / "nothing", SIZES, trust=False)
+    with pytest.raises(UsageError, match="weights in several files are not read"):
+        read_weights(tmp_path, SIZES, trust=False)
 
 
 class Payload:
@@ -160,6 +195,8 @@ def test_the_commands_say_what_there_is(run: Path) -> None:
     part.write_bytes(part.read_bytes()[:-1])
     (problem,) = verify_checkpoints(run)[1]
     assert str(part) in problem
+    (line,) = list_checkpoints(run)
+    assert line == f"step_00000000  damaged: {problem}"
     for step in (None, 0):
         with pytest.raises(UntrustedError, match="is not what was written"):
             export_checkpoint(run, None, step=step)
@@ -173,6 +210,44 @@ def test_weights_are_not_imported_over_a_runs_own_checkpoints(
     run: Path, run_file: Path, theirs: tuple[Any, Path]
 ) -> None:
     with pytest.raises(UsageError, match="holds checkpoints; choose another run_name"):
+        import_weights(theirs[1], run_file, ["model.n_layer=2"], trust=False)
+
+
+def test_an_export_that_cannot_be_written_leaves_the_earlier_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = export_checkpoint(run, None, step=0)
+    earlier = weights.read_bytes()
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(SaveError, match="No space left"):
+            export_checkpoint(run, None, step=0)
+    assert weights.read_bytes() == earlier
+    assert {path.name for path in weights.parent.iterdir()} == {"config.json", "model.safetensors"}
+    (run / "file").touch()
+    with pytest.raises(SaveError, match="file: cannot be exported to"):
+        export_checkpoint(run, run / "file", step=0)
+
+
+def test_nothing_is_exported_into_a_checkpoint(run: Path) -> None:
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    for folder in (checkpoint, run / "checkpoints"):
+        with pytest.raises(UsageError, match="where nothing but checkpoints may be"):
+            export_checkpoint(run, folder, step=0)
+    assert verify_checkpoints(run)[1] == []
+
+
+def test_an_import_that_cannot_be_written_leaves_nothing(
+    run_file: Path, theirs: tuple[Any, Path]
+) -> None:
+    folder = run_file.parent / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "checkpoints").touch()
+    with pytest.raises(SaveError, match="checkpoints: cannot be written: File exists"):
         import_weights(theirs[1], run_file, ["model.n_layer=2"], trust=False)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.store import CheckpointStore, find_damage, read_manifest
 from toolkit.config import load_run_config
-from toolkit.errors import UntrustedError, UsageError
+from toolkit.errors import SaveError, UntrustedError, UsageError
 from toolkit.training.run_folder import make_run_folder, sole_user
 
 
@@ -19,6 +19,8 @@ def list_checkpoints(run: Path) -> Iterator[str]:
     """
     for checkpoint in _committed(run):
         try:
+            if damage := next(find_damage(checkpoint, rank=None), None):
+                raise UntrustedError(damage)
             files = read_manifest(checkpoint)
             position = read_position(checkpoint)
         except UntrustedError as error:
@@ -56,12 +58,17 @@ def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> Path:
         step: which checkpoint; the newest good one if None.
 
     Raises:
-        UsageError: there is no such checkpoint.
+        UsageError: there is no such checkpoint, or `out` is among the run's checkpoints.
         UntrustedError: it is damaged.
+        SaveError: the weights cannot be written.
     """
     from toolkit.checkpoint.exchange import export
 
-    return export(_choose(run, step), out or run / "export")
+    folder = out or run / "export"
+    checkpoints = run / "checkpoints"
+    if folder.resolve().is_relative_to(checkpoints.resolve()):
+        raise UsageError(f"{folder} is inside {checkpoints}, where nothing but checkpoints may be")
+    return export(_choose(run, step), folder)
 
 
 def import_weights(
@@ -72,6 +79,7 @@ def import_weights(
     Raises:
         UsageError: the weights are another model's, or the run has checkpoints of its own.
         UntrustedError: the weights cannot be trusted.
+        SaveError: the state cannot be written.
     """
     from toolkit.checkpoint.exchange import read_weights
     from toolkit.checkpoint.state import part_name
@@ -84,17 +92,21 @@ def import_weights(
     with sole_user(folder):
         if store.committed():
             raise UsageError(f"{store.folder} holds checkpoints; choose another run_name")
-        store.begin(0)
         entries = [
             Entry(f"parameter/{name}/0", (value.numel(),), partial(value.view, -1))
             for name, value in tensors.items()
         ]
-        part = write_tensors(store.partial(0) / part_name(0), entries)
         shapes = {name: list(value.shape) for name, value in tensors.items()}
         position = Position.after(
             0, shapes=shapes, strategy="import", config=config.model_dump(mode="json")
         )
-        return store.commit(0, position.to_json(), {part_name(0): part}, keep_last=1)
+        try:
+            store.begin(0)
+            part = write_tensors(store.partial(0) / part_name(0), entries)
+            return store.commit(0, position.to_json(), {part_name(0): part}, keep_last=1)
+        except OSError as error:
+            store.abandon(0)
+            raise SaveError(f"{store.folder}: cannot be written: {error.strerror}") from None
 
 
 def _committed(run: Path) -> list[Path]:

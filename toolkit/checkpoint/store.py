@@ -132,10 +132,11 @@ class CheckpointStore:
         return None, []
 
 
-def find_damage(checkpoint: Path, *, rank: int = 0, world_size: int = 1) -> Iterator[str]:
+def find_damage(checkpoint: Path, *, rank: int | None = 0, world_size: int = 1) -> Iterator[str]:
     """Yield a sentence for everything that is not as the manifest says.
 
-    All files are looked at, but the bytes only of every `world_size`-th, from number `rank` on.
+    All files are looked at, but the bytes only of every `world_size`-th, from number `rank` on, or
+    of none if `rank` is None.
     """
     try:
         files = read_manifest(checkpoint)
