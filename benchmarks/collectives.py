@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import collectives_rank
-from benchmarks.links import Link, linked
+from benchmarks.links import Link, check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.machine_profile import (
     KINDS,
@@ -183,6 +183,9 @@ def main(
     wanted = {out: (world_size or find_machine().gpus or 2, link_mbit)}
     if sweep is not None:
         wanted = missing_profiles(sweep)
+    for _, rate in wanted.values():
+        if rate is not None:
+            check_rate(rate)
     for path, (ranks, rate) in wanted.items():
         profile = measure_profile(world_size=ranks, link_mbit_per_s=rate)
         print_profile(profile, Console())

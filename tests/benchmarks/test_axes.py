@@ -49,6 +49,8 @@ def test_what_cannot_be_is_left_out(tmp_path: Path) -> None:
         ("[1, 2]", "[4]\n    data: [real]", "real data needs shards"),
         ("[single, ddp, zero1, hsdp]", "[single]\n    accumulations: [sharded]", "no strategy has"),
         ("[1, 2]", "[1, 2]\n    seq_lens: [64]", "64 is above the model's block_size 32"),
+        ("[1, 2]", "[2]\n    links_mbit_per_s: [.nan]", "must be a finite number"),
+        ("[1, 2]", "[2]\n    links_mbit_per_s: [99999999999]", "must be at most 100000"),
     ],
 )
 def test_a_slip_is_a_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
