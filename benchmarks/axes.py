@@ -147,7 +147,7 @@ class Sweep(_Section):
     split_steps: Count = 2
     alive: Count = 6
     threads: Count = 1
-    timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     shards: tuple[str, ...] = ()
     arms: tuple[Axes, ...]
 

@@ -3,6 +3,7 @@
 python -m benchmarks.run --strategies ddp,fsdp2 --grad-accum 1,4 --out benchmarks/out/first
 """
 
+import math
 from typing import Annotated
 
 import typer
@@ -57,6 +58,8 @@ def run(
     sizes = model_sizes(model)
     if seq_len is not None and not 1 <= seq_len <= sizes.block_size:
         raise UsageError(f"--seq-len must be 1 to {sizes.block_size}, got {seq_len}")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     rates = numbers("--links", links) if links else []
     for rate in rates:
         check_rate(rate)

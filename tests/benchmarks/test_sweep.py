@@ -107,6 +107,8 @@ def test_a_line_says_how_an_arm_fared() -> None:
     ("option", "value", "said"),
     [
         ("--links", "100,99999999999", "a link's rate must be 0.01 to 100,000 Mbit/s, got 1e+11"),
+        ("--timeout", "0", "--timeout must be a number of seconds above 0, got 0"),
+        ("--timeout", "nan", "--timeout must be a number of seconds above 0, got nan"),
     ],
 )
 def test_a_wrong_number_is_refused_before_anything_is_made(
