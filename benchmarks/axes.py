@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
-from benchmarks.record import Arm, Sizes
+from benchmarks.record import Arm, Count, Sizes
 from toolkit.backends.strategies import (
     REPLICAS,
     SUPPORT,
@@ -24,7 +24,6 @@ from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")
 
-Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=LEAST_MBIT_PER_S, le=MOST_MBIT_PER_S, allow_inf_nan=False)]
 Some = Field(min_length=1)
 
