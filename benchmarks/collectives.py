@@ -167,6 +167,15 @@ def _profile_name(ranks: int, rate_mbit_per_s: float | None) -> str:
     return f"profile_{ranks}_ranks{link}.json"
 
 
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path}: a folder; name a file for the machine profile")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written here")
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Where the machine profile goes.")] = Path(
         "profile.json"
@@ -183,7 +192,8 @@ def main(
     wanted = {out: (world_size or find_machine().gpus or 2, link_mbit)}
     if sweep is not None:
         wanted = missing_profiles(sweep)
-    for _, rate in wanted.values():
+    for path, (_, rate) in wanted.items():
+        _check_writable(path)
         if rate is not None:
             check_rate(rate)
     for path, (ranks, rate) in wanted.items():

@@ -26,6 +26,15 @@ def test_a_rate_no_link_can_have_is_refused_before_measuring(
         main(out=tmp_path / "profile.json", world_size=2, link_mbit=rate)
 
 
+@pytest.mark.parametrize(("out", "said"), [(".", "a folder; name a file"), ("a/b", "no folder")])
+def test_what_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
+) -> None:
+    monkeypatch.setattr("benchmarks.collectives.measure_profile", pytest.fail)
+    with pytest.raises(UsageError, match=said):
+        main(out=tmp_path / out)
+
+
 def test_a_sweep_needs_a_profile_of_each_link_it_has(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no records"):
         missing_profiles(tmp_path)
