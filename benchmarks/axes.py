@@ -148,7 +148,7 @@ class Sweep(_Section):
     threads: Count = 1
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     shards: tuple[str, ...] = ()
-    arms: tuple[Axes, ...]
+    arms: tuple[Axes, ...] = Some
 
     def all_arms(self) -> list[Arm]:
         """Return every arm once, in order.

@@ -75,3 +75,10 @@ def test_arms_that_are_compared_come_one_after_another() -> None:
 def test_an_arm_is_there_once() -> None:
     axes = load_sweep("cpu-quick")[1].arms[0]
     assert len(Sweep(arms=(axes, axes)).all_arms()) == len(Sweep(arms=(axes,)).all_arms())
+
+
+def test_a_sweep_without_arms_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("arms: []\n")
+    with pytest.raises(UsageError, match="arms must be a list that is not empty"):
+        load_sweep(str(file))
