@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.record import Arm, Sizes
+from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
+from benchmarks.record import Arm, Count, Sizes
 from toolkit.backends.strategies import (
     REPLICAS,
     SUPPORT,
@@ -23,7 +24,7 @@ from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")
 
-Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=LEAST_MBIT_PER_S, le=MOST_MBIT_PER_S, allow_inf_nan=False)]
 Some = Field(min_length=1)
 
 
@@ -62,9 +63,7 @@ class Axes(_Section):
     activation_checkpointing: tuple[bool, ...] = Field((False,), min_length=1)
     compile: tuple[bool, ...] = Field((False,), min_length=1)
     data: tuple[Literal["synthetic", "real"], ...] = Field(("synthetic",), min_length=1)
-    links_mbit_per_s: tuple[Annotated[float, Field(gt=0)] | None, ...] = Field(
-        (None,), min_length=1
-    )
+    links_mbit_per_s: tuple[Rate | None, ...] = Field((None,), min_length=1)
 
     def arms(self) -> Iterator[Arm]:
         """Yield the arms; those that are compared with each other, strategies and modes, in a row.
@@ -147,9 +146,9 @@ class Sweep(_Section):
     split_steps: Count = 2
     alive: Count = 6
     threads: Count = 1
-    timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     shards: tuple[str, ...] = ()
-    arms: tuple[Axes, ...]
+    arms: tuple[Axes, ...] = Some
 
     def all_arms(self) -> list[Arm]:
         """Return every arm once, in order.

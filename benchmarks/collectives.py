@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import collectives_rank
-from benchmarks.links import Link, linked
+from benchmarks.links import Link, check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.machine_profile import (
     KINDS,
@@ -167,6 +167,15 @@ def _profile_name(ranks: int, rate_mbit_per_s: float | None) -> str:
     return f"profile_{ranks}_ranks{link}.json"
 
 
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path}: a folder; name a file for the machine profile")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written here")
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Where the machine profile goes.")] = Path(
         "profile.json"
@@ -183,6 +192,10 @@ def main(
     wanted = {out: (world_size or find_machine().gpus or 2, link_mbit)}
     if sweep is not None:
         wanted = missing_profiles(sweep)
+    for path, (_, rate) in wanted.items():
+        _check_writable(path)
+        if rate is not None:
+            check_rate(rate)
     for path, (ranks, rate) in wanted.items():
         profile = measure_profile(world_size=ranks, link_mbit_per_s=rate)
         print_profile(profile, Console())

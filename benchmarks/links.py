@@ -23,6 +23,9 @@ from toolkit.errors import UsageError
 
 INTERFACE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+LEAST_MBIT_PER_S = 0.01
+MOST_MBIT_PER_S = 100_000.0
+"""Above some such rate, and below some hundreds of bit/s, tc finds the bucket's size illegal."""
 BURST_S = 1e-3
 """How long the bucket may fill in a pause, unless that is under `LEAST_BURST_BYTES`: what passes at
 once must be more than the kernel's timers are late, and little beside what is sent."""
@@ -75,6 +78,19 @@ def links_unavailable() -> str | None:
         return str(error)
 
 
+def check_rate(rate_mbit_per_s: float) -> None:
+    """Refuse a rate that no link can have.
+
+    Raises:
+        UsageError: it is no number from `LEAST_MBIT_PER_S` to `MOST_MBIT_PER_S`.
+    """
+    if not LEAST_MBIT_PER_S <= rate_mbit_per_s <= MOST_MBIT_PER_S:
+        raise UsageError(
+            f"a link's rate must be {LEAST_MBIT_PER_S:g} to {MOST_MBIT_PER_S:,.0f} Mbit/s, "
+            f"got {rate_mbit_per_s:g}"
+        )
+
+
 @contextmanager
 def linked(rate_mbit_per_s: float) -> Iterator[Link]:
     """Make a link for as long as the block lasts.
@@ -83,10 +99,9 @@ def linked(rate_mbit_per_s: float) -> Iterator[Link]:
         rate_mbit_per_s: 10^6 bits per second, headers included, in each direction.
 
     Raises:
-        UsageError: not root, a program is missing, or the kernel refuses.
+        UsageError: the rate is refused, not root, a program is missing, or the kernel refuses.
     """
-    if rate_mbit_per_s <= 0:
-        raise UsageError(f"a link's rate must be above 0 Mbit/s, got {rate_mbit_per_s:g}")
+    check_rate(rate_mbit_per_s)
     if os.geteuid() != 0:
         raise UsageError("links need root, to make network namespaces")
     _remove_leftovers()

@@ -140,7 +140,7 @@ def read_profile(path: Path) -> MachineProfile:
         UsageError: it is missing or something else; the message names the file and the key.
     """
     try:
-        return MachineProfile.model_validate_json(path.read_text())
+        return MachineProfile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except ValidationError as error:

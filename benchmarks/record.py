@@ -6,15 +6,16 @@ last line, which readers pass over and the next writer cuts off.
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import ModelSizes
 
 RECORDS = "records.jsonl"
+Count = Annotated[int, Field(ge=1)]
 
 
 class _Model(BaseModel):
@@ -49,10 +50,10 @@ class Arm(_Model):
 
     strategy: Strategy
     accumulation: Accumulation
-    grad_accum_steps: int
-    micro_batch_size: int
-    seq_len: int
-    world_size: int
+    grad_accum_steps: Count
+    micro_batch_size: Count
+    seq_len: Count
+    world_size: Count
     precision: Precision
     model: Sizes
     loss: Literal["plain", "chunked"] = "plain"
@@ -197,12 +198,16 @@ def read_records(folder: Path) -> list[Record]:
     """Return the complete records of a folder, oldest first; none if there is no such file.
 
     Raises:
-        UsageError: a complete line is no record; it names file and line.
+        UsageError: the file cannot be read, or a complete line is no record; it names file and
+            line.
     """
     path = folder / RECORDS
-    if not path.exists():
+    try:
+        written = path.read_bytes()
+    except FileNotFoundError:
         return []
-    written = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
     lines = written[: _complete(written)].splitlines()
     return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 

@@ -60,8 +60,8 @@ def write_report(folder: Path, out: Path) -> None:
     """Write the report on a folder's records.
 
     Raises:
-        UsageError: there are no records, a line is damaged (it names the line), or `out` cannot be
-            made.
+        UsageError: there are no records, a line is damaged (it names the line), `out` cannot be
+            made, or a file in it cannot be written.
     """
     records = read_records(folder)
     if not records:
@@ -70,6 +70,13 @@ def write_report(folder: Path, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be made a folder: {error.strerror}") from None
+    try:
+        _write_files(folder, records, out)
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror}") from None
+
+
+def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
     arms = measured_arms(records)
     profile_files = sorted(folder.glob("profile*.json"))
     profiles = [read_profile(path) for path in profile_files]

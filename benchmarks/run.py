@@ -3,11 +3,13 @@
 python -m benchmarks.run --strategies ddp,fsdp2 --grad-accum 1,4 --out benchmarks/out/first
 """
 
+import math
 from typing import Annotated
 
 import typer
 
 from benchmarks.axes import Axes, Sweep
+from benchmarks.links import check_rate
 from benchmarks.sweep import Out, RetryFailed, carry_out, run_app
 from toolkit.backends.strategies import ACCUMULATIONS, PRECISIONS, STRATEGIES
 from toolkit.errors import UsageError
@@ -56,6 +58,11 @@ def run(
     sizes = model_sizes(model)
     if seq_len is not None and not 1 <= seq_len <= sizes.block_size:
         raise UsageError(f"--seq-len must be 1 to {sizes.block_size}, got {seq_len}")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    rates = numbers("--links", links) if links else []
+    for rate in rates:
+        check_rate(rate)
     axes = Axes(
         strategies=tuple(choices("--strategies", strategies, STRATEGIES)),
         accumulations=tuple(choices("--accumulation", accumulation, ACCUMULATIONS)),
@@ -69,7 +76,7 @@ def run(
         activation_checkpointing=(activation_checkpointing,),
         compile=(compiled,),
         data=("real",) if data else ("synthetic",),
-        links_mbit_per_s=tuple(numbers("--links", links)) if links else (None,),
+        links_mbit_per_s=tuple(rates) or (None,),
     )
     sweep = Sweep(
         repeats=repeats,

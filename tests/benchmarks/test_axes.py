@@ -49,6 +49,8 @@ def test_what_cannot_be_is_left_out(tmp_path: Path) -> None:
         ("[1, 2]", "[4]\n    data: [real]", "real data needs shards"),
         ("[single, ddp, zero1, hsdp]", "[single]\n    accumulations: [sharded]", "no strategy has"),
         ("[1, 2]", "[1, 2]\n    seq_lens: [64]", "64 is above the model's block_size 32"),
+        ("[1, 2]", "[2]\n    links_mbit_per_s: [.nan]", "must be a finite number"),
+        ("[1, 2]", "[2]\n    links_mbit_per_s: [99999999999]", "must be at most 100000"),
     ],
 )
 def test_a_slip_is_a_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -73,3 +75,10 @@ def test_arms_that_are_compared_come_one_after_another() -> None:
 def test_an_arm_is_there_once() -> None:
     axes = load_sweep("cpu-quick")[1].arms[0]
     assert len(Sweep(arms=(axes, axes)).all_arms()) == len(Sweep(arms=(axes,)).all_arms())
+
+
+def test_a_sweep_without_arms_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("arms: []\n")
+    with pytest.raises(UsageError, match="arms must be a list that is not empty"):
+        load_sweep(str(file))

@@ -17,6 +17,24 @@ def test_a_link_of_three_ranks_is_refused() -> None:
         measure_profile(world_size=3, link_mbit_per_s=100)
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0, 0.0, 1e-9, 100_001.0])
+def test_a_rate_no_link_can_have_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    monkeypatch.setattr("benchmarks.collectives.measure_profile", pytest.fail)
+    with pytest.raises(UsageError, match=r"rate must be 0\.01 to 100,000 Mbit/s, got"):
+        main(out=tmp_path / "profile.json", world_size=2, link_mbit=rate)
+
+
+@pytest.mark.parametrize(("out", "said"), [(".", "a folder; name a file"), ("a/b", "no folder")])
+def test_what_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, said: str
+) -> None:
+    monkeypatch.setattr("benchmarks.collectives.measure_profile", pytest.fail)
+    with pytest.raises(UsageError, match=said):
+        main(out=tmp_path / out)
+
+
 def test_a_sweep_needs_a_profile_of_each_link_it_has(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no records"):
         missing_profiles(tmp_path)

@@ -131,5 +131,5 @@ def test_the_reason_is_given_where_links_cannot_be_made(monkeypatch: pytest.Monk
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="above 0 Mbit/s, got 0"), linked(0):
+    with pytest.raises(UsageError, match=r"0\.01 to 100,000 Mbit/s, got 0"), linked(0):
         pass

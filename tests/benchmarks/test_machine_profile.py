@@ -68,3 +68,6 @@ def test_what_is_no_profile_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"world_size": 2}')
     with pytest.raises(UsageError, match=r"other\.json: not a machine profile: environment"):
         read_profile(tmp_path / "other.json")
+    (tmp_path / "other.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UsageError, match=r"other\.json: not a machine profile: the file"):
+        read_profile(tmp_path / "other.json")

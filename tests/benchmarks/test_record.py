@@ -24,6 +24,20 @@ def test_an_unfinished_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> N
     assert [one.repeat for one in read_records(tmp_path)] == [0, 1]
 
 
+def test_records_that_are_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).mkdir()
+    with pytest.raises(UsageError, match=r"records\.jsonl: Is a directory"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["world_size", "grad_accum_steps", "micro_batch_size", "seq_len"])
+def test_an_arm_of_nothing_is_no_record(tmp_path: Path, name: str) -> None:
+    of_nothing = arm().model_copy(update={name: 0})
+    append_record(tmp_path, record(arm()).model_copy(update={"arm": of_nothing}))
+    with pytest.raises(UsageError, match=rf"jsonl:1: not a benchmark record: arm\.{name}: "):
+        read_records(tmp_path)
+
+
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     append_record(tmp_path, record(arm()))
     with (tmp_path / RECORDS).open("a") as file:

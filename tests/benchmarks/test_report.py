@@ -95,6 +95,15 @@ def test_the_records_are_attached(html: str, folders: tuple[Path, Path]) -> None
     assert [bool(row["predicted_step_s"]) for row in rows] == measured
 
 
+def test_a_page_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_record(tmp_path, unmeasured(arm("zero2", "sharded"), error="it crashed"))
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/out/report.html: Is a directory\n"
+
+
 def test_ids_are_unique_and_colours_are_the_pages(html: str) -> None:
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import run as run_module
 from benchmarks import sweep as sweep_module
 from benchmarks.axes import Sweep
 from benchmarks.driver import Driver
@@ -100,6 +101,24 @@ def test_a_line_says_how_an_arm_fared() -> None:
     assert describe(record(arm(), skipped="too large")).endswith("| skipped: too large")
     timed = record(arm(), step_s=[0.1, 0.1, 0.12], tokens_per_s=1000.0)
     assert "repeat 0 | 100.0 ms a step, within 20% over 3 | 1,000 tokens/s" in describe(timed)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--links", "100,99999999999", "a link's rate must be 0.01 to 100,000 Mbit/s, got 1e+11"),
+        ("--timeout", "0", "--timeout must be a number of seconds above 0, got 0"),
+        ("--timeout", "nan", "--timeout must be a number of seconds above 0, got nan"),
+    ],
+)
+def test_a_wrong_number_is_refused_before_anything_is_made(
+    tmp_path: Path, option: str, value: str, said: str
+) -> None:
+    given = ["--out", str(tmp_path / "new"), option, value]
+    refused = CliRunner().invoke(run_module.app, given).exception
+    assert isinstance(refused, UsageError)
+    assert said in str(refused)
+    assert not (tmp_path / "new").exists()
 
 
 def test_commands_explain_themselves() -> None:
