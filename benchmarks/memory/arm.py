@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
@@ -23,7 +22,7 @@ from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
 from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
-from toolkit.training.optimizer import build_optimizer
+from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process
 
@@ -43,9 +42,6 @@ def main(order_file: Path) -> None:
         found.append(peak)
     if launched.rank == 0:
         Path(order["results"]).write_text(json.dumps(found))
-    if dist.is_initialized():
-        # Interpreter exit with gloo's threads running aborts the process now and then.
-        dist.destroy_process_group()
 
 
 def measure(configuration: Configuration, launched: Launched) -> dict[str, object]:
@@ -93,7 +89,7 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
         model, OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
     )
     if configuration.foreach:
-        knobs.use_foreach(optimizer)
+        use_foreach(optimizer)
     wave = settings.micro_batch_size * settings.seq_len * settings.world_size
     plan = plan_batch(
         tokens_per_step=wave * settings.grad_accum_steps,

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from accelerate import utils as accelerate_utils
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -42,12 +41,6 @@ def unseen_buckets(engine: Engine) -> int:
     told = engine.model._get_ddp_logging_data()
     sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
     return sum(map(int, str(sizes).split(",")))
-
-
-def use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Update with the foreach kernels; before wrapping."""
-    for group in optimizer.param_groups:
-        group |= {"fused": False, "foreach": True}
 
 
 def clear_gradients(engine: Engine, *, set_to_none: bool) -> None:

@@ -35,7 +35,7 @@ from toolkit.memory.ledger import PARTS, Part
 from toolkit.memory.report import Row
 from toolkit.memory.settings import StepSettings
 from toolkit.model.gpt2 import GPT2
-from toolkit.training.optimizer import build_optimizer
+from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import train_step
 
 # Words of the trackers' own categories; the loss is among activations and temporaries there.
@@ -166,8 +166,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         _shard(model, settings, mesh)
     optimizer = build_optimizer(model, OptimizerConfig.model_validate({"name": settings.optimizer}))
     if settings.uses_foreach:
-        for group in optimizer.param_groups:
-            group |= {"fused": False, "foreach": True}
+        use_foreach(optimizer)
     launched = Launched(
         strategy=settings.strategy,
         rank=0,

@@ -38,3 +38,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         return torch.optim.SGD(groups, lr=config.lr)
     beta1, beta2 = config.betas
     return torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), fused=True)
+
+
+def use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that is not wrapped yet update with PyTorch's `foreach` kernels."""
+    for group in optimizer.param_groups:
+        group |= {"fused": False, "foreach": True}
