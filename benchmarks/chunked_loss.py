@@ -17,18 +17,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.memory.configurations import Configuration
 from benchmarks.overhead_arms.compared import spread
+from benchmarks.overhead_arms.workload import Loss
 from toolkit.backends.strategies import Precision
 from toolkit.memory.estimate import estimate_peak
 
 RESULTS = Path(__file__).parent / "results"
-Loss = Literal["plain", "chunked"]
 LOSSES: tuple[Loss, ...] = ("plain", "chunked")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 HEADS = [

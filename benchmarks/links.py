@@ -25,7 +25,7 @@ INTERFACE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 LEAST_MBIT_PER_S = 0.01
 MOST_MBIT_PER_S = 100_000.0
-"""Above some such rate, and below some hundreds of bit/s, tc finds the bucket's size illegal."""
+"""Links were made at both ends; far above the upper one tc finds the bucket's size illegal."""
 BURST_S = 1e-3
 """How long the bucket may fill in a pause, unless that is under `LEAST_BURST_BYTES`: what passes at
 once must be more than the kernel's timers are late, and little beside what is sent."""

@@ -76,7 +76,7 @@ def max_micro_batch(settings: StepSettings, gpu: Gpu) -> int:
     if fits(MAX_MICRO_BATCH):
         return MAX_MICRO_BATCH
     low, high = 0, 1
-    while high < MAX_MICRO_BATCH and fits(high):
+    while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
