@@ -11,6 +11,11 @@ from toolkit.data.vocabulary import (
     build_vocabulary,
 )
 from toolkit.errors import UntrustedError
+from toolkit.model.sizes import GPT2_VOCAB_SIZE
+
+
+def test_the_model_has_a_row_for_every_token():
+    assert GPT2_VOCAB_SIZE == VOCABULARY_SIZE
 
 
 def test_encodes_as_gpt2_does():
