@@ -210,8 +210,9 @@ class TrainingConfig(Section):
     """Validation sequences per evaluation; left out, all of data.val."""
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
-    checkpoint_every: Steps = 250
-    """Steps between checkpoints; 0 saves only when a signal ends the run."""
+    checkpoint_every: Steps | Literal["never"] = 250
+    """Steps between checkpoints; 0 saves only the last state; `never` not even that, unless a
+    signal ends the run."""
     check_replicas_every: Steps = 100
     """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)
@@ -231,6 +232,8 @@ class TrainingConfig(Section):
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names."""
+    tracker_project: NonEmpty = "scaling-toolkit"
+    """The trackers' project, in which runs are laid over each other by run_name."""
 
     @field_validator("trackers")
     @classmethod

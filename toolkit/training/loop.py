@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -132,7 +132,7 @@ class Loop:
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
                     self.report.tell(record, line)
-            if _due(self.step, training.checkpoint_every, last):
+            if _saves(self.step, training.checkpoint_every, last):
                 self._save_new()
             elif not writing:
                 self.saving.finish()
@@ -278,6 +278,11 @@ class Loop:
 
 def _due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
+
+
+def _saves(step: int, every: int | Literal["never"], last: int) -> bool:
+    """The last state is saved however often the others are: a run is for its weights."""
+    return every != "never" and (step == last or _due(step, every, last))
 
 
 def _seed_dropout(seed: int, step: int, rank: int) -> None:

@@ -114,7 +114,9 @@ def _train(
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
                 is_first = write_first_summary(folder, summary)
-                is_said = not is_first and read_summary(folder) == summary
+                # Each machine has a console of its own.
+                is_repeated = not is_first and read_summary(folder) == summary
+                is_said = is_repeated and launched.local_rank > 0
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
@@ -169,7 +171,11 @@ def _run(
             loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
             if launched.rank == 0:
                 write_description(folder, config, launch, _devices(run.engine.device))
-            run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
+            run.engine.accelerator.init_trackers(
+                config.training.tracker_project,
+                config=_for_trackers(config),
+                init_kwargs=_run_names(config),
+            )
             try:
                 loop.fit()
             finally:
@@ -256,6 +262,12 @@ def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
         key: value if isinstance(value, int | float) else str(value)
         for key, value in dotted_values(config.model_dump()).items()
     }
+
+
+def _run_names(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return what tells each tracker the run's name, in that tracker's own word."""
+    words = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
+    return {tracker: {word: config.run_name} for tracker, word in words.items()}
 
 
 def _devices(device: Any) -> dict[str, Any]:
