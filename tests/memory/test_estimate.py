@@ -19,6 +19,7 @@ from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.report import max_micro_batch
 from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
+from toolkit.memory.zero12_walk import Zero12Walk
 from toolkit.model import loss
 from toolkit.model.sizes import ModelSizes, preset_sizes
 
@@ -292,6 +293,32 @@ def test_what_stage_3_gathers_ahead_follows_from_the_sizes_it_is_given(monkeypat
 
     assert peak(stage3_prefetch_bucket_size=0) < peak()
     assert peak(stage3_max_live_parameters=10**9, stage3_max_reuse_distance=10**9) > peak()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "rest_gib"),
+    [
+        # Stage 2 keeps 2 P of working copy and 16 P / ranks, whatever else there is.
+        (ModelSizes(40, 40, 5120, 50_304, 1024), 64, 28),
+        (ModelSizes(96, 96, 12_288, 50_304, 1024), 1024, 336),
+    ],
+    ids=["13B", "175B"],
+)
+def test_buckets_of_large_models_do_not_fill_the_device(sizes, ranks, rest_gib) -> None:
+    peak = estimate_peak(
+        step("zero2", "sharded", sizes=sizes, world_size=ranks, activation_checkpointing=True)
+    )
+    assert peak.parts["communication"] < 4 * 2**30
+    assert peak.total < (rest_gib + 4) * 2**30
+
+
+def test_one_rank_keeps_only_the_large_gradients_of_its_own_part() -> None:
+    """175B on 1,024 ranks: two matrices of 4 d^2 that a part of 170 million elements touches."""
+    width = 12_288
+    settings = step(
+        "zero2", "sharded", sizes=ModelSizes(96, 96, width, 50_304, 1024), world_size=1024
+    )
+    assert Zero12Walk(settings, Ledger()).may_stay == 8 * width**2
 
 
 def test_offloaded_masters_and_moments_are_not_on_the_device() -> None:
