@@ -130,7 +130,7 @@ def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> Non
         (["--micro-batch-size", "0"], "error: --micro-batch-size 0: batch.micro_batch_size must"),
         (["model.preset=gpt3"], "error: override 'model.preset=gpt3': model.preset must be"),
         (["--max-micro-batch"], "--max-micro-batch needs --gpu"),
-        (["--gpu", ""], "--gpu: unknown ''; there are V100-16, "),
+        (["--gpu", ""], "--gpu: unknown ''; there are T4, "),
         (["--method", "trace", "--strategies", "ddp,single"], "ddp needs real tensors"),
         (
             ["--offload-optimizer", "--strategies", "single,fsdp2"],
