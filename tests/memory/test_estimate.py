@@ -1,4 +1,3 @@
-import dataclasses
 import subprocess
 import sys
 import time
@@ -13,10 +12,8 @@ from toolkit.errors import UsageError
 from toolkit.memory import loss_walk, zero_walk
 from toolkit.memory.estimate import build_engine_walk, estimate_peak, walk_step
 from toolkit.memory.fsdp2_walk import Fsdp2Walk
-from toolkit.memory.hardware import find_gpu
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.model_walk import ModelWalk
-from toolkit.memory.report import max_micro_batch
 from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
 from toolkit.memory.zero12_walk import Zero12Walk
@@ -162,27 +159,6 @@ def test_foreach_adamw_peaks_in_the_optimizer() -> None:
     assert peak.parts["optimizer"] == 12 * sizes.parameter_count - 4 * vectors
 
 
-def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
-    gpu = find_gpu("a100-40")
-    settings = step("fsdp2", "sharded")
-    largest = max_micro_batch(settings, gpu)
-    totals = [
-        estimate_peak(dataclasses.replace(settings, micro_batch_size=size)).total
-        for size in (largest, largest + 1)
-    ]
-    assert [gpu.holds(total) for total in totals] == [True, False]
-    assert max_micro_batch(step(sizes=preset_sizes("gpt2-xl")), find_gpu("T4")) == 0
-
-
-@pytest.mark.parametrize(("room", "largest"), [(0, 2**20), (-1, 2**20 - 1)])
-def test_the_largest_micro_batch_is_right_up_to_the_most_that_a_run_takes(room, largest) -> None:
-    settings = step(seq_len=1)
-    most = estimate_peak(dataclasses.replace(settings, micro_batch_size=2**20)).total
-    gpu = dataclasses.replace(find_gpu("H200"), memory_bytes=0)
-    gpu = dataclasses.replace(gpu, memory_bytes=gpu.calibration.device_bytes(most) + room)
-    assert max_micro_batch(settings, gpu) == largest
-
-
 def test_gpt2_xl_takes_milliseconds() -> None:
     settings = step("fsdp2", sizes=preset_sizes("gpt2-xl"), world_size=64, grad_accum_steps=8)
     times = []
@@ -214,11 +190,6 @@ def test_the_formula_imports_no_torch() -> None:
 def test_bad_settings_are_a_sentence(changes, words) -> None:
     with pytest.raises(UsageError, match=words):
         step(**changes)
-
-
-def test_an_unknown_gpu_names_the_near_ones() -> None:
-    with pytest.raises(UsageError, match="unknown 'A100'; there are A100-40, A100-80"):
-        find_gpu("A100")
 
 
 def test_settings_are_the_runs(run_file) -> None:
