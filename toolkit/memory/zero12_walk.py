@@ -41,6 +41,9 @@ class Zero12Walk(ZeroWalk):
     window. In fp32 all tensors that lie in the part are copied out of the bucket, anew in every
     micro-step that reduces, and then added to those of the micro-steps before.
 
+    Where all matrices are larger than the bucket, as in blocks wider than 7,900, a run of 4 ranks
+    took 1.0 % (bf16) and 1.5 % (fp32) more than this says, coalesced 7.0 % less.
+
     Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
     and of them first the token embedding.
     """
