@@ -136,14 +136,28 @@ def estimate(
         int | None, typer.Option(help="Same as batch.micro_batch_size=...")
     ] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)] = 8,
+    per_machine: Annotated[
+        int,
+        typer.Option(
+            help="Ranks per machine, a replica group of hybrid sharding; one machine has two.",
+            min=1,
+            max=1_000_000,
+        ),
+    ] = 8,
     strategies: Annotated[
         str | None,
         typer.Option(help="Comma-separated.", show_default="all that the method can answer for"),
     ] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")] = "cuda",
-    gpu: Annotated[str | None, typer.Option(help="The GPU it has to fit, such as A100-80.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The GPU it has to fit: A100-80, 4090, as nvidia-smi says, or 24GiB."),
+    ] = None,
     max_micro_batch: Annotated[
-        bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits.")
+        bool,
+        typer.Option(
+            "--max-micro-batch", help="Find the largest micro-batch that fits and the run can use."
+        ),
     ] = False,
     method: Annotated[
         Literal["formula", "trace"],
@@ -175,6 +189,7 @@ def estimate(
     """Say how much memory a run takes per GPU, for every strategy and mode."""
     from toolkit.memory.command import Question
     from toolkit.memory.command import estimate as run
+    from toolkit.memory.rows import Ranks
     from toolkit.verify.options import choices
 
     short = (
@@ -196,7 +211,7 @@ def estimate(
             strategies=None
             if strategies is None
             else choices("--strategies", strategies, STRATEGIES),
-            world_size=world_size,
+            ranks=Ranks(world_size=world_size, per_machine=per_machine),
             device=device,
             gpu=gpu,
             largest=max_micro_batch,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from toolkit.backends.strategies import replica_groups
 from toolkit.config.problems import OF_THE_KEY, describe_value
 from toolkit.config.sections import Section
 
@@ -164,9 +165,24 @@ class LaunchFile(Section):
 
     @property
     def replicas(self) -> int:
-        """Replica groups of hybrid sharding; 1 for every other strategy."""
+        """Replica groups of hybrid sharding on `num_processes`; 1 for every other strategy."""
+        return self.replicas_on(self.num_processes)
+
+    def replicas_on(self, world_size: int) -> int:
+        """Return the replica groups on a number of ranks over all machines.
+
+        Raises:
+            UsageError: they cannot form the groups that the file asks for.
+        """
         mesh = self.parallelism_config
-        return mesh.parallelism_config_dp_replicate_size if mesh else 1
+        if mesh is None:
+            return 1
+        return replica_groups(
+            groups=mesh.parallelism_config_dp_replicate_size,
+            shards=mesh.parallelism_config_dp_shard_size,
+            world_size=world_size,
+            machines=self.num_machines,
+        )
 
     @property
     def path(self) -> str:

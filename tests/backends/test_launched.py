@@ -45,8 +45,27 @@ def test_the_strategy_follows_from_the_launchers_variables(
     assert read_launch(environment).strategy == strategy
 
 
-def test_replica_groups_are_read() -> None:
-    assert read_launch({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "4"}).replicas == 4
+@pytest.mark.parametrize(
+    ("groups", "shards", "machines", "replicas"),
+    [
+        (4, 1, 1, 4),
+        (1, 2, 1, 4),
+        (4, 2, 1, 4),
+        (1, 1, 1, 2),
+        (1, 1, 4, 4),
+        (2, 1, 4, 2),
+    ],
+)
+def test_replica_groups_are_what_the_launch_asks_for_or_one_per_machine(
+    groups: int, shards: int, machines: int, replicas: int
+) -> None:
+    mesh = {
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(groups),
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": str(shards),
+        "GROUP_WORLD_SIZE": str(machines),
+    }
+    found = read_launch({**FSDP2, **mesh})
+    assert (found.strategy, found.replicas) == ("hsdp", replicas)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +92,7 @@ def test_the_launched_precision_is_read(said: str | None, precision: str | None)
         ),
         (
             {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
-            "parallelism_config_dp_replicate_size 3 does not divide the 8 processes",
+            "8 processes cannot form 3 equal replica groups",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from toolkit.backends.strategies import Precision, Strategy
+from toolkit.backends.strategies import Precision, Strategy, replica_groups
 from toolkit.errors import UsageError
 
 
@@ -38,17 +38,16 @@ def read_launch(environment: Mapping[str, str]) -> Launched:
         UsageError: the variables ask for something this toolkit has no strategy for.
     """
     world_size = int(environment.get("WORLD_SIZE", "1"))
-    replicas = _replicas(environment, world_size)
     _check_accumulation(environment)
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16", "fp16"):
         raise UsageError(f"mixed_precision '{precision}' is not supported; use no, bf16 or fp16")
     return Launched(
-        strategy=_strategy(environment, replicas),
+        strategy=_strategy(environment),
         rank=int(environment.get("RANK", "0")),
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=world_size,
-        replicas=replicas,
+        replicas=_replicas(environment, world_size),
         precision=None if precision == "no" else precision,  # type: ignore[arg-type]
     )
 
@@ -69,7 +68,7 @@ def _check_accumulation(environment: Mapping[str, str]) -> None:
         )
 
 
-def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
+def _strategy(environment: Mapping[str, str]) -> Strategy:
     if _is_true(environment, "ACCELERATE_USE_CPU"):
         raise UsageError(
             "use_cpu: true makes the launcher start processes that do not know of each other; "
@@ -78,7 +77,7 @@ def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return _zero_stage(environment)
     if _is_true(environment, "ACCELERATE_USE_FSDP"):
-        return _fsdp2(environment, replicas)
+        return _fsdp2(environment)
     return "ddp" if "LOCAL_RANK" in environment else "single"
 
 
@@ -94,7 +93,7 @@ def _zero_stage(environment: Mapping[str, str]) -> Strategy:
     return stages[stage]
 
 
-def _fsdp2(environment: Mapping[str, str], replicas: int) -> Strategy:
+def _fsdp2(environment: Mapping[str, str]) -> Strategy:
     version = environment.get("FSDP_VERSION", "1")
     if version != "2":
         raise UsageError(f"fsdp_version {version} is not supported; use fsdp_version: 2")
@@ -112,19 +111,15 @@ def _fsdp2(environment: Mapping[str, str], replicas: int) -> Strategy:
 
 
 def _replicas(environment: Mapping[str, str], world_size: int) -> int:
-    """Replica groups; the shard group is what remains of the world, so any world size fits."""
-    replicas = int(environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1"))
-    if world_size % replicas:
-        raise UsageError(
-            f"parallelism_config_dp_replicate_size {replicas} does not divide the "
-            f"{world_size} processes launched"
-        )
-    if world_size == replicas > 1:
-        raise UsageError(
-            f"{replicas} replica groups on {world_size} processes leave nothing to shard over; "
-            f"use ddp, or at least {2 * replicas} processes"
-        )
-    return replicas
+    """Replica groups; torchrun counts the launchers, one per machine, in GROUP_WORLD_SIZE."""
+    if "PARALLELISM_CONFIG_DP_REPLICATE_SIZE" not in environment:
+        return 1
+    return replica_groups(
+        groups=int(environment["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"]),
+        shards=int(environment.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", "1")),
+        world_size=world_size,
+        machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
+    )
 
 
 def _is_true(environment: Mapping[str, str], key: str) -> bool:

@@ -23,6 +23,7 @@ from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
 from toolkit.training.read_ahead import ReadAhead
 from toolkit.training.report import RunReport
+from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
@@ -115,7 +116,7 @@ class Loop:
         if self.peak_memory_bytes:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
         if self.engine.rank == 0 and self.last_peak is not None:
-            self.last_peak.keep_calibration()
+            self.last_peak.keep_calibration(run=str(self.folder), versions=package_versions())
 
     def _train_to(self, last: int) -> None:
         training = self.config.training

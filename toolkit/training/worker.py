@@ -79,7 +79,12 @@ def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
     """
     path = find_launch_file()
     if path is not None:
-        check_pair(config, load_launch_file(path), world_size=launched.world_size)
+        check_pair(
+            config,
+            load_launch_file(path),
+            world_size=launched.world_size,
+            replicas=launched.replicas,
+        )
     return {"config_file": str(path) if path else None, **launched.describe()}
 
 
@@ -246,7 +251,7 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
     sizes = config.model.sizes()
     return [
         f"run        {folder}",
-        f"strategy   {launched.strategy}, accumulation {config.accumulation}, "
+        f"strategy   {launched.strategy}{_groups(launched)}, accumulation {config.accumulation}, "
         f"{launched.world_size} x {run.engine.device.type}, backend {backend}",
         f"model      {sizes.parameter_count:,} parameters, {config.precision}",
         f"batch      {run.plan.describe()}",
@@ -254,6 +259,11 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
         *(f"in force   {fact}" for fact in run.facts),
     ]
+
+
+def _groups(launched: Launched) -> str:
+    shards = launched.world_size // launched.replicas
+    return f" in {launched.replicas} groups of {shards}" if launched.replicas > 1 else ""
 
 
 def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
