@@ -286,10 +286,14 @@ def export(
         int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
     ] = None,
 ) -> None:
-    """Write the weights as one safetensors file that transformers' GPT2LMHeadModel loads."""
+    """Write the weights as one safetensors file, beside it what transformers needs to use them."""
     from toolkit.checkpoint.command import export_checkpoint
 
-    typer.echo(export_checkpoint(run, out, step=step))
+    exported = export_checkpoint(run, out, step=step)
+    typer.echo(exported.weights)
+    typer.echo(f"beside it {', '.join(exported.beside)}", err=True)
+    for remark in exported.remarks:
+        typer.echo(remark, err=True)
 
 
 @checkpoint.command("import")
@@ -300,11 +304,14 @@ def import_weights(
     trust_checkpoint: Annotated[
         bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
     ] = False,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+    ] = False,
 ) -> None:
     """Let a run start from GPT-2 weights in transformers' layout."""
     from toolkit.checkpoint.command import import_weights as run
 
-    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint))
+    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
 
 
 def main() -> None:

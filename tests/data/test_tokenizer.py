@@ -11,7 +11,7 @@ import pytest
 from tiktoken_ext import openai_public
 from tokenizers import Tokenizer
 
-from toolkit.data.tokenizer import gpt2_merges, gpt2_tokenizer_files, gpt2_words, last_merge
+from toolkit.data.tokenizer import gpt2_merges, gpt2_tokenizer_files, gpt2_tokens, last_merge
 from toolkit.data.vocabulary import END_OF_TEXT, build_vocabulary
 
 
@@ -67,5 +67,5 @@ def test_any_text_has_the_same_tokens_as_in_training(fast: Tokenizer) -> None:
 
 
 def test_every_token_has_its_id(fast: Tokenizer) -> None:
-    assert fast.get_vocab(with_added_tokens=True) == gpt2_words()
+    assert fast.get_vocab(with_added_tokens=True) == gpt2_tokens()
     assert fast.token_to_id("<|endoftext|>") == END_OF_TEXT

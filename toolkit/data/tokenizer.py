@@ -6,18 +6,19 @@ them for GPT-2, byte for byte, under the names `encoder.json` and `vocab.bpe`.
 
 import json
 from functools import cache
+from itertools import pairwise
 
-from toolkit.data.vocabulary import END_OF_TEXT, END_OF_TEXT_WORD, read_ranks
+from toolkit.data.vocabulary import END_OF_TEXT, END_OF_TEXT_TOKEN, read_ranks
 
 Ranks = dict[bytes, int]
 
 
 @cache
-def gpt2_words() -> dict[str, int]:
-    """Return GPT-2's 50,257 words, spelt as in `vocab.json`, with their ids, in the ids' order."""
+def gpt2_tokens() -> dict[str, int]:
+    """Return GPT-2's 50,257 tokens as `vocab.json` spells them, with their ids, in that order."""
     spelling = _spelling()
     ranks = {_spell(token, spelling): rank for token, rank in read_ranks().items()}
-    return {**ranks, END_OF_TEXT_WORD: END_OF_TEXT}
+    return {**ranks, END_OF_TEXT_TOKEN: END_OF_TEXT}
 
 
 @cache
@@ -30,7 +31,7 @@ def gpt2_tokenizer_files(block_size: int) -> dict[str, str]:
         block_size: tokens that the model has positions for.
     """
     merges = gpt2_merges()
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT_WORD)
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT_TOKEN)
     settings = {
         "tokenizer_class": "GPT2Tokenizer",
         "model_max_length": block_size,
@@ -39,7 +40,7 @@ def gpt2_tokenizer_files(block_size: int) -> dict[str, str]:
         **special,
     }
     return {
-        "vocab.json": json.dumps(gpt2_words()),
+        "vocab.json": json.dumps(gpt2_tokens()),
         "merges.txt": "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges),
         "tokenizer.json": _fast_tokenizer(merges) + "\n",
         "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
@@ -64,7 +65,7 @@ def last_merge(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
     """
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
-        found = [ranks.get(a + b, len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+        found = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
         place = found.index(min(found))
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
     return parts[0], parts[1]
@@ -86,11 +87,11 @@ def _spell(token: bytes, spelling: list[str]) -> str:
 def _fast_tokenizer(merges: list[tuple[str, str]]) -> str:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.BPE(vocab=gpt2_words(), merges=merges))
+    tokenizer = Tokenizer(models.BPE(vocab=gpt2_tokens(), merges=merges))
     # Its own pattern is GPT-2's.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT_WORD, normalized=True, special=True)])
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT_TOKEN, normalized=True, special=True)])
     text: str = tokenizer.to_str(pretty=True)
     return text

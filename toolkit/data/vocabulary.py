@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 VOCABULARY_NAME = "gpt2"
 VOCABULARY_SIZE = 50_257
 END_OF_TEXT = 50_256
-END_OF_TEXT_WORD = "<|endoftext|>"
+END_OF_TEXT_TOKEN = "<|endoftext|>"
 RANKS_FILE = Path(__file__).with_name("gpt2_vocabulary") / "r50k_base.tiktoken"
 # What tiktoken itself expects of the file: `tiktoken_ext/openai_public.py`, `r50k_base`.
 RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -37,7 +37,7 @@ def build_vocabulary(ranks_file: Path = RANKS_FILE) -> "tiktoken.Encoding":
         VOCABULARY_NAME,
         pat_str=r50k_pat_str,
         mergeable_ranks=read_ranks(ranks_file),
-        special_tokens={END_OF_TEXT_WORD: END_OF_TEXT},
+        special_tokens={END_OF_TEXT_TOKEN: END_OF_TEXT},
         explicit_n_vocab=VOCABULARY_SIZE,
     )
 
