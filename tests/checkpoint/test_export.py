@@ -85,12 +85,16 @@ SPEAK = """
 import json, sys
 from transformers import AutoTokenizer, pipeline
 
-folder, prompt, text = sys.argv[1:]
+folder, without, prompt, text = sys.argv[1:]
 generate = pipeline("text-generation", model=folder)
 greedy = generate(prompt, max_length=14, do_sample=False)[0]["generated_text"]
 alone = generate(prompt)[0]["generated_text"]
 ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
-print(json.dumps([greedy, alone, ids]))
+try:
+    refused = pipeline("text-generation", model=without)(prompt)[0]["generated_text"]
+except ValueError as error:
+    refused = str(error)
+print(json.dumps([greedy, alone, ids, refused]))
 """
 
 
@@ -104,14 +108,13 @@ def greedy(model: GPT2, tokens: list[int], length: int) -> list[int]:
 
 def test_transformers_alone_writes_the_text_that_the_model_here_writes(run_file: Path) -> None:
     checkpoint = trained(run_file, "model.vocab_size=50304", "model.n_layer=2")
-    exported = export_checkpoint(checkpoint.parents[1], None, step=3)
-    folder, prompt, text = (
-        exported.weights.parent,
-        "Where are",
-        " It's 3 words,\n\n世界<|endoftext|>",
+    folder = export_checkpoint(checkpoint.parents[1], None, step=3).weights.parent
+    without = export(
+        trained(run_file, "run_name=other"), run_file.parent / "other", evaluation=None
     )
+    prompt, text = "Where are", " It's 3 words,\n\n世界<|endoftext|>"
     done = subprocess.run(
-        [sys.executable, "-c", SPEAK, str(folder), prompt, text],
+        [sys.executable, "-c", SPEAK, folder, without.weights.parent, prompt, text],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -119,7 +122,7 @@ def test_transformers_alone_writes_the_text_that_the_model_here_writes(run_file:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    theirs, alone, ids = json.loads(done.stdout.splitlines()[-1])
+    theirs, alone, ids, refused = json.loads(done.stdout.splitlines()[-1])
     vocabulary = build_vocabulary()
     sizes = ModelSizes(n_layer=2, n_head=2, n_embd=16, vocab_size=50_304, block_size=32)
     model = GPT2(sizes).eval()
@@ -130,6 +133,7 @@ def test_transformers_alone_writes_the_text_that_the_model_here_writes(run_file:
     assert alone.startswith(prompt)
     assert len(alone) > len(prompt)
     assert ids == vocabulary.encode(text, allowed_special="all")
+    assert refused.startswith("Couldn't instantiate the backend tokenizer")
 
 
 def test_no_row_of_padding_is_exported(run_file: Path) -> None:
@@ -166,17 +170,19 @@ def test_another_vocabulary_gets_no_tokenizer_of_gpt2(
     good = trained(run_file, "model.vocab_size=50304", "run_name=good")
     export(good, folder, evaluation=None)
     (folder / "mine.txt").touch()
-    (folder / "tokenizer_config.json").write_text("{}")
     checkpoint = trained(run_file, f"model.vocab_size={size}", vocabulary_sha256=recorded)
     exported = export(checkpoint, folder, evaluation=None)
     (remark,) = exported.remarks
     assert remark.startswith("no tokenizer is written: ")
     assert reason in remark
-    # What the earlier export left is gone, what a person put there is not.
-    assert names(folder) == ALWAYS | {"mine.txt", "tokenizer_config.json"}
+    assert names(folder) == ALWAYS | {"mine.txt"}
     assert reason in (folder / "README.md").read_text()
     for name in ("config.json", "generation_config.json"):
         assert json.loads((folder / name).read_text()).get("eos_token_id") is None
+    # A tokenizer that a person put there stays.
+    (folder / "vocab.json").write_text("{}")
+    export(checkpoint, folder, evaluation=None)
+    assert (folder / "vocab.json").read_text() == "{}"
 
 
 def test_the_card_says_what_was_trained(run_file: Path) -> None:

@@ -59,7 +59,7 @@ def export(checkpoint: Path, folder: Path, *, evaluation: Mapping[str, Any] | No
             del texts[_CARD]
             remarks.append(f"{folder / _CARD} stays, for no export wrote it")
         if other:
-            _remove_tokenizer(folder, position)
+            _remove_tokenizer(folder)
         _write(checkpoint, position, weights, texts)
     except OSError as error:
         for name in (weights.name, *texts):
@@ -92,20 +92,21 @@ def _texts(
 ) -> dict[str, str]:
     block_size = position.config["model"]["block_size"]
     tokenizer = {} if other else gpt2_tokenizer_files(block_size)
-    tokens = {} if other else {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
-    padding = {"pad_token_id": END_OF_TEXT} if tokens else {}
+    ends = () if other else ("bos_token_id", "eos_token_id", "pad_token_id")
     # There are no positions to generate beyond.
-    generation = {**tokens, **padding, "max_length": block_size}
+    generation = {**dict.fromkeys(ends, END_OF_TEXT), "max_length": block_size}
     return {
-        "config.json": _as_json({**_config(position), **tokens}),
+        "config.json": _as_json(_config(position, is_gpt2=other is None)),
         "generation_config.json": _as_json(generation),
         **tokenizer,
         _CARD: model_card(position, evaluation, other),
     }
 
 
-def _config(position: Position) -> dict[str, Any]:
+def _config(position: Position, *, is_gpt2: bool) -> dict[str, Any]:
     model = position.config["model"]
+    # Without a class transformers makes up a tokenizer for a GPT-2, and one that has no tokens.
+    tokenizer = {} if is_gpt2 else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -118,9 +119,9 @@ def _config(position: Position) -> dict[str, Any]:
         "embd_pdrop": model["dropout"],
         "attn_pdrop": model["dropout"],
         "tie_word_embeddings": True,
-        # Transformers would take GPT-2's for a key that is left out.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "bos_token_id": END_OF_TEXT if is_gpt2 else None,
+        "eos_token_id": END_OF_TEXT if is_gpt2 else None,
+        **tokenizer,
         **COMPUTATION,
     }
 
@@ -133,12 +134,13 @@ def _may_replace(card: Path) -> bool:
     return not card.exists() or SIGNATURE in card.read_text(errors="replace")
 
 
-def _remove_tokenizer(folder: Path, position: Position) -> None:
-    """Take away GPT-2's tokenizer where an earlier export left it, and nothing else."""
-    for name, text in gpt2_tokenizer_files(position.config["model"]["block_size"]).items():
-        path = folder / name
-        if path.exists() and path.read_bytes() == text.encode():
-            path.unlink()
+def _remove_tokenizer(folder: Path) -> None:
+    """Take GPT-2's tokenizer away where an earlier export left it; any other one stays."""
+    files = gpt2_tokenizer_files(1)
+    vocabulary = folder / "vocab.json"
+    if vocabulary.exists() and vocabulary.read_text(errors="replace") == files[vocabulary.name]:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _write(checkpoint: Path, position: Position, weights: Path, texts: dict[str, str]) -> None:
