@@ -8,6 +8,7 @@ import typer
 
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
+from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
 
 app = typer.Typer(
@@ -235,7 +236,7 @@ def prepare(
 
 @data.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]) -> None:
-    """Check prepared shards against their hashes."""
+    """Check prepared shards against their hashes, those of others as far as that is possible."""
     from toolkit.data.verify import verify_shards
 
     typer.echo(verify_shards(folder).summary)
@@ -318,7 +319,7 @@ def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
         with checked_stdout():
-            app()
+            app(expand_words(sys.argv[1:]))
     except ReaderGone as error:
         sys.exit(error.exit_code)
     except ToolkitError as error:
