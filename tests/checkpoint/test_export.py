@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from toolkit.checkpoint.command import export_checkpoint, verify_checkpoints
 from toolkit.checkpoint.export import export
@@ -19,6 +20,7 @@ from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.state import part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, write_tensors
+from toolkit.cli import app
 from toolkit.config import load_run_config
 from toolkit.data.vocabulary import RANKS_SHA256, build_vocabulary
 from toolkit.errors import SaveError, UsageError
@@ -136,6 +138,15 @@ def test_transformers_alone_writes_the_text_that_the_model_here_writes(run_file:
     assert refused.startswith("Couldn't instantiate the backend tokenizer")
 
 
+def test_the_command_prints_the_weights_and_reports_the_rest(run_file: Path) -> None:
+    run = trained(run_file).parents[1]
+    done = CliRunner().invoke(app, ["checkpoint", "export", str(run)])
+    assert done.stdout == f"{run}/export/model.safetensors\n"
+    beside, remark = done.stderr.splitlines()
+    assert beside == "beside it config.json, generation_config.json, README.md"
+    assert remark.startswith("no tokenizer is written: ")
+
+
 def test_no_row_of_padding_is_exported(run_file: Path) -> None:
     checkpoint = trained(run_file, "model.vocab_size=50304")
     folder = export_checkpoint(checkpoint.parents[1], None, step=3).weights.parent
@@ -159,6 +170,7 @@ def test_what_vocabulary_it_is_the_data_says(run_file: Path) -> None:
     ("size", "recorded", "reason"),
     [
         (50_304, ["ab12", RANKS_SHA256], "names another vocabulary, SHA-256 ab12"),
+        (60_000, [], "the model's vocabulary has 60,000 tokens"),
         (512, [], "the model's vocabulary has 512 tokens, GPT-2's 50,257"),
         (512, [RANKS_SHA256], "the model's vocabulary has 512"),
     ],
@@ -177,6 +189,9 @@ def test_another_vocabulary_gets_no_tokenizer_of_gpt2(
     assert reason in remark
     assert names(folder) == ALWAYS | {"mine.txt"}
     assert reason in (folder / "README.md").read_text()
+    rows = load_file(folder / "model.safetensors")["transformer.wte.weight"].shape[0]
+    assert rows == {50_304: 50_257}.get(size, size)
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == rows
     for name in ("config.json", "generation_config.json"):
         assert json.loads((folder / name).read_text()).get("eos_token_id") is None
     # A tokenizer that a person put there stays.

@@ -48,7 +48,10 @@ def check_vocabulary(weights: Path, rows: int, wanted: int) -> None:
         UsageError: it is another vocabulary; names both sizes.
         UntrustedError: a file beside the weights cannot be read.
     """
-    size = _read_json(weights.parent / "config.json").get("vocab_size", rows)
+    file = weights.parent / "config.json"
+    size = _read_json(file).get("vocab_size", rows)
+    if type(size) is not int:
+        raise UntrustedError(f"{file}: vocab_size is {size!r}")
     of_gpt2 = [is_gpt2_vocabulary(number) for number in (size, rows, wanted)]
     if not (all(of_gpt2) or (rows == wanted and not any(of_gpt2))):
         raise UsageError(
@@ -62,26 +65,28 @@ def check_vocabulary(weights: Path, rows: int, wanted: int) -> None:
 
 def _check_tokenizer(folder: Path, wanted: int) -> None:
     file, tokens = _tokenizer(folder)
-    if file and (others := tokens ^ gpt2_tokens().items()):
-        token, number = min(others, key=lambda other: other[1])
+    if file and tokens != (gpt2 := gpt2_tokens()):
+        differing = min(
+            token for token in tokens.keys() | gpt2.keys() if tokens.get(token) != gpt2.get(token)
+        )
         raise UsageError(
             f"{file}: a vocabulary of {len(tokens):,} tokens that is not GPT-2's, which the run's "
-            f"model.vocab_size {wanted:,} is for; the first difference is {token!r}, id {number}"
+            f"model.vocab_size {wanted:,} is for; they differ in {differing!r}"
         )
 
 
-def _tokenizer(folder: Path) -> tuple[Path | None, set[tuple[str, int]]]:
+def _tokenizer(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """The file that lists a vocabulary, if there is one, and its tokens with their ids."""
     whole, parts = folder / "tokenizer.json", folder / "vocab.json"
     if tokenizer := _read_json(whole):
         try:
-            added = {(token["content"], token["id"]) for token in tokenizer["added_tokens"]}
-            return whole, added | set(tokenizer["model"]["vocab"].items())
-        except (KeyError, TypeError, AttributeError):
-            raise UntrustedError(f"{whole}: lists no tokens with their ids") from None
+            added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+            return whole, {**tokenizer["model"]["vocab"], **added}
+        except (KeyError, TypeError):
+            raise UsageError(f"{whole}: lists no tokens with their ids, as GPT-2's does") from None
     if found := _read_json(parts):
-        return parts, {*found.items(), *_read_json(folder / "added_tokens.json").items()}
-    return None, set()
+        return parts, {**found, **_read_json(folder / "added_tokens.json")}
+    return None, {}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

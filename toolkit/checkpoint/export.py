@@ -18,7 +18,7 @@ from toolkit.data.durable import publish, temporary_name, write_aside
 from toolkit.data.tokenizer import gpt2_tokenizer_files
 from toolkit.data.vocabulary import END_OF_TEXT, RANKS_SHA256
 from toolkit.errors import SaveError
-from toolkit.model.sizes import GPT2_VOCAB_SIZE
+from toolkit.model.sizes import GPT2_VOCAB_SIZE, is_gpt2_vocabulary
 
 _CARD = "README.md"
 
@@ -58,9 +58,9 @@ def export(checkpoint: Path, folder: Path, *, evaluation: Mapping[str, Any] | No
         if not _may_replace(folder / _CARD):
             del texts[_CARD]
             remarks.append(f"{folder / _CARD} stays, for no export wrote it")
+        _write(checkpoint, position, weights, texts, rows=_rows(position, other))
         if other:
             _remove_tokenizer(folder)
-        _write(checkpoint, position, weights, texts)
     except OSError as error:
         for name in (weights.name, *texts):
             with suppress(OSError):
@@ -72,11 +72,19 @@ def export(checkpoint: Path, folder: Path, *, evaluation: Mapping[str, Any] | No
 def _other_vocabulary(position: Position) -> str | None:
     """Why the model's vocabulary is not GPT-2's, or None where it is as far as is recorded."""
     size = position.config["model"]["vocab_size"]
-    if size < GPT2_VOCAB_SIZE:
-        return f"the model's vocabulary has {size:,} tokens, GPT-2's {GPT2_VOCAB_SIZE:,}"
-    if others := set(position.data.get("vocabulary_sha256", ())) - {RANKS_SHA256}:
+    recorded = set(position.data.get("vocabulary_sha256", ()))
+    if others := recorded - {RANKS_SHA256}:
         return f"the training data's index.json names another vocabulary, SHA-256 {min(others)}"
+    if size < GPT2_VOCAB_SIZE or not (recorded or is_gpt2_vocabulary(size)):
+        return f"the model's vocabulary has {size:,} tokens, GPT-2's {GPT2_VOCAB_SIZE:,}"
     return None
+
+
+def _rows(position: Position, other: str | None) -> int:
+    """Rows of the embedding without those that pad GPT-2's vocabulary."""
+    size: int = position.config["model"]["vocab_size"]
+    is_padded = other is None or is_gpt2_vocabulary(size)
+    return GPT2_VOCAB_SIZE if is_padded else size
 
 
 def _remarks(position: Position, other: str | None) -> list[str]:
@@ -90,22 +98,22 @@ def _remarks(position: Position, other: str | None) -> list[str]:
 def _texts(
     position: Position, evaluation: Mapping[str, Any] | None, other: str | None
 ) -> dict[str, str]:
-    block_size = position.config["model"]["block_size"]
+    block_size, rows = position.config["model"]["block_size"], _rows(position, other)
     tokenizer = {} if other else gpt2_tokenizer_files(block_size)
     ends = () if other else ("bos_token_id", "eos_token_id", "pad_token_id")
     # There are no positions to generate beyond.
     generation = {**dict.fromkeys(ends, END_OF_TEXT), "max_length": block_size}
     return {
-        "config.json": _as_json(_config(position, is_gpt2=other is None)),
+        "config.json": _as_json(_config(position, rows=rows, is_gpt2=other is None)),
         "generation_config.json": _as_json(generation),
         **tokenizer,
-        _CARD: model_card(position, evaluation, other),
+        _CARD: model_card(position, evaluation, rows=rows, without_tokenizer=other),
     }
 
 
-def _config(position: Position, *, is_gpt2: bool) -> dict[str, Any]:
+def _config(position: Position, *, rows: int, is_gpt2: bool) -> dict[str, Any]:
     model = position.config["model"]
-    # Without a class transformers makes up a tokenizer for a GPT-2, and one that has no tokens.
+    # Left out, transformers makes an empty tokenizer up, and generates nothing in silence.
     tokenizer = {} if is_gpt2 else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {
         "model_type": "gpt2",
@@ -114,7 +122,7 @@ def _config(position: Position, *, is_gpt2: bool) -> dict[str, Any]:
         "n_head": model["n_head"],
         "n_embd": model["n_embd"],
         "n_positions": model["block_size"],
-        "vocab_size": min(model["vocab_size"], GPT2_VOCAB_SIZE),
+        "vocab_size": rows,
         "resid_pdrop": model["dropout"],
         "embd_pdrop": model["dropout"],
         "attn_pdrop": model["dropout"],
@@ -143,10 +151,12 @@ def _remove_tokenizer(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _write(checkpoint: Path, position: Position, weights: Path, texts: dict[str, str]) -> None:
+def _write(
+    checkpoint: Path, position: Position, weights: Path, texts: dict[str, str], *, rows: int
+) -> None:
     with ExitStack() as files:
         state = PortableState(checkpoint, files)
-        entries = [_entry(state, name, shape) for name, shape in position.shapes.items()]
+        entries = [_entry(state, name, shape, rows=rows) for name, shape in position.shapes.items()]
         write_tensors(temporary_name(weights), entries)
     for name, text in texts.items():
         write_aside(weights.with_name(name), text.encode())
@@ -155,8 +165,8 @@ def _write(checkpoint: Path, position: Position, weights: Path, texts: dict[str,
     publish(weights)
 
 
-def _entry(state: PortableState, name: str, shape: list[int]) -> Entry:
-    cut = [min(shape[0], GPT2_VOCAB_SIZE), *shape[1:]] if name == EMBEDDING else shape
+def _entry(state: PortableState, name: str, shape: list[int], *, rows: int) -> Entry:
+    cut = [rows, *shape[1:]] if name == EMBEDDING else shape
     is_transposed = name.endswith(TRANSPOSED)
 
     def read() -> torch.Tensor:

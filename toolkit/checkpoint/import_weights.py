@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from toolkit.checkpoint.description import check_config, check_vocabulary, compare
 from toolkit.checkpoint.layout import EMBEDDING, HEAD, POSITIONS, TRANSPOSED
-from toolkit.checkpoint.store import MANIFEST, CheckpointStore
+from toolkit.checkpoint.store import MANIFEST
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.model.sizes import GPT2_VOCAB_SIZE, ModelSizes
 
@@ -80,10 +80,9 @@ def _run_of(path: Path) -> Path | None:
     """The run whose folder, checkpoints or part of one `path` is; an export is none of these."""
     for folder in (path, *list(path.parents)[:3]):
         checkpoints = folder / "checkpoints"
-        if path == folder or path.is_relative_to(checkpoints):
-            steps = CheckpointStore(checkpoints).committed()
-            if any((step / MANIFEST).exists() for step in steps):
-                return folder
+        is_part = path == folder or path.is_relative_to(checkpoints)
+        if is_part and any(checkpoints.glob(f"step_*/{MANIFEST}")):
+            return folder
     return None
 
 
@@ -159,9 +158,9 @@ def _padded(embedding: torch.Tensor, rows: int) -> torch.Tensor:
     """Give the embedding of a vocabulary, GPT-2's if its size differs, other rows of padding."""
     if len(embedding) == rows:
         return embedding
-    words = embedding[:GPT2_VOCAB_SIZE]
-    padding = words.mean(dim=0, keepdim=True).expand(rows - GPT2_VOCAB_SIZE, -1)
-    return torch.cat([words, padding])
+    tokens = embedding[:GPT2_VOCAB_SIZE]
+    padding = tokens.mean(dim=0, keepdim=True).expand(rows - GPT2_VOCAB_SIZE, -1)
+    return torch.cat([tokens, padding])
 
 
 def _cropped(path: Path, positions: torch.Tensor, sizes: ModelSizes, *, crop: bool) -> torch.Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolkit.checkpoint.position import Position
-from toolkit.model.sizes import GPT2_VOCAB_SIZE, parameter_count
+from toolkit.model.sizes import parameter_count
 
 SIGNATURE = "Written by `toolkit checkpoint export`."
 _WITH_TOKENIZER = """from transformers import pipeline
@@ -16,35 +16,44 @@ _WITHOUT = """from transformers import GPT2LMHeadModel
 model = GPT2LMHeadModel.from_pretrained("path/to/this/folder")"""
 
 
-def model_card(position: Position, evaluation: Mapping[str, Any] | None, other: str | None) -> str:
+def model_card(
+    position: Position,
+    evaluation: Mapping[str, Any] | None,
+    *,
+    rows: int,
+    without_tokenizer: str | None,
+) -> str:
     """Return the text of `README.md`: Markdown after the metadata that model hubs read.
 
     Args:
         position: the checkpoint's.
         evaluation: the record of the run's evaluation after the same step, if there is one.
-        other: why no tokenizer is written, or None where one is.
+        rows: tokens of the vocabulary, without padding.
+        without_tokenizer: why no tokenizer is written, or None where one is.
     """
-    rows = "".join(f"| {name} | {text} |\n" for name, text in _facts(position, evaluation))
-    without = f"\nThere is no tokenizer: {other}.\n" if other else ""
+    table = "".join(f"| {name} | {text} |\n" for name, text in _facts(position, evaluation, rows))
+    reason = f"\nThere is no tokenizer: {without_tokenizer}.\n" if without_tokenizer else ""
+    usage = _WITHOUT if without_tokenizer else _WITH_TOKENIZER
     return (
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
         f"# {position.config['run_name']}\n\n"
         f"A GPT-2 trained with the scaling toolkit. {SIGNATURE}\n\n"
-        f"| | |\n| --- | --- |\n{rows}{without}\n"
-        f"```python\n{_WITHOUT if other else _WITH_TOKENIZER}\n```\n"
+        f"| | |\n| --- | --- |\n{table}{reason}\n"
+        f"```python\n{usage}\n```\n"
     )
 
 
-def _facts(position: Position, evaluation: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _facts(
+    position: Position, evaluation: Mapping[str, Any] | None, rows: int
+) -> Iterator[tuple[str, str]]:
     config = position.config
     model, optimizer, batch = config["model"], config["optimizer"], config["batch"]
-    tokens = min(model["vocab_size"], GPT2_VOCAB_SIZE)
-    size = parameter_count(model["n_layer"], model["n_embd"], tokens, model["block_size"])
+    size = parameter_count(model["n_layer"], model["n_embd"], rows, model["block_size"])
     yield "parameters", f"{size:,}"
     yield (
         "model",
         f"{model['n_layer']} blocks, {model['n_head']} heads, width {model['n_embd']}, "
-        f"{model['block_size']:,} positions, vocabulary of {tokens:,}",
+        f"{model['block_size']:,} positions, vocabulary of {rows:,}",
     )
     yield "steps", f"{position.step:,} of {batch['tokens_per_step']:,} tokens"
     yield "tokens trained on", f"{position.tokens:,}"
