@@ -142,3 +142,23 @@ def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:
     ran = toolkit_program("summary", run_file)
     assert ran.code == 0
     assert ran.out.splitlines()[0] == "done: 1 steps, 512 tokens, 1 parameters, ddp on 2"
+
+
+def test_no_folder_is_called_tilde(
+    toolkit_program: Ran, run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    (home / "a.txt").write_text("Some words.")
+    (home / "tiny.yaml").write_text(run_file.read_text())
+    assert toolkit_program("data", "prepare", "~/a.txt", "--out=~/train").code == 0
+    assert toolkit_program("data", "verify", "~/train").code == 0
+    words = ["output_dir=~/runs", "data.train=~/no_shards"]
+    ran = toolkit_program("train", "--strategy", "single", "--config=~/tiny.yaml", *words)
+    assert ran.err == (
+        f"error: '{home}/no_shards' matches no shard; give a folder, a file or a pattern of them\n"
+    )
+    assert list(here.iterdir()) == []

@@ -8,6 +8,7 @@ import typer
 
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
+from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
 
 app = typer.Typer(
@@ -250,7 +251,7 @@ def prepare(
 
 @data.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]) -> None:
-    """Check prepared shards against their hashes."""
+    """Check prepared shards against their hashes, those of others as far as that is possible."""
     from toolkit.data.verify import verify_shards
 
     typer.echo(verify_shards(folder).summary)
@@ -301,10 +302,14 @@ def export(
         int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
     ] = None,
 ) -> None:
-    """Write the weights as one safetensors file that transformers' GPT2LMHeadModel loads."""
+    """Write the weights as one safetensors file, beside it what transformers needs to use them."""
     from toolkit.checkpoint.command import export_checkpoint
 
-    typer.echo(export_checkpoint(run, out, step=step))
+    exported = export_checkpoint(run, out, step=step)
+    typer.echo(exported.weights)
+    typer.echo(f"beside it {', '.join(exported.beside)}", err=True)
+    for remark in exported.remarks:
+        typer.echo(remark, err=True)
 
 
 @checkpoint.command("import")
@@ -315,18 +320,21 @@ def import_weights(
     trust_checkpoint: Annotated[
         bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
     ] = False,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+    ] = False,
 ) -> None:
     """Let a run start from GPT-2 weights in transformers' layout."""
     from toolkit.checkpoint.command import import_weights as run
 
-    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint))
+    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
 
 
 def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
         with checked_stdout():
-            app()
+            app(expand_words(sys.argv[1:]))
     except ReaderGone as error:
         sys.exit(error.exit_code)
     except ToolkitError as error:

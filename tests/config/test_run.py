@@ -146,7 +146,7 @@ def test_ranges(problems, text, key, rule):
             "batch: {tokens_per_step: 1500}",
             "batch.tokens_per_step 1500 is no multiple of data.seq_len 1024",
         ),
-        ("output_dir: ~/runs", "output_dir is taken literally"),
+        ("output_dir: ~nobody-here/runs", "output_dir is taken literally"),
         ("output_dir: $HOME/runs", "output_dir is taken literally"),
     ],
 )
@@ -165,3 +165,13 @@ def test_no_number_in_the_defaults_is_infinite():
             yield value
 
     assert all(math.isfinite(number) for number in numbers(RunConfig().model_dump()))
+
+
+def test_paths_may_begin_in_the_home_folder(load, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    run = load(
+        "output_dir: ~/runs\ndata: {train: ~/a, val: [./~, '~/b*']}", "data.train=[~/c, d/~/e]"
+    )
+    assert run.output_dir == "/home/me/runs"
+    assert run.data.train == ("/home/me/c", "d/~/e")
+    assert run.data.val == ("./~", "/home/me/b*")

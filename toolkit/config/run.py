@@ -10,7 +10,7 @@ from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
     ModelConfig,
-    NonEmpty,
+    NamedPath,
     OptimizerConfig,
     Section,
     TrainingConfig,
@@ -31,7 +31,7 @@ class RunConfig(Section):
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
     """Fixes the initial weights, the data order and dropout."""
-    output_dir: NonEmpty = "runs"
+    output_dir: NamedPath = "runs"
     """Folder that holds the run folders."""
     run_name: str = "run"
     """Name of the run folder; left out, the configuration file's name without its ending."""
@@ -67,7 +67,8 @@ class RunConfig(Section):
     def _output_dir_is_literal(cls, path: str) -> str:
         if path.startswith("~") or "$" in path or "\0" in path:
             raise ValueError(
-                f"output_dir is taken literally, so '~', '$' and NUL are refused, got {path!r}"
+                f"output_dir is taken literally except for '~', the home folder: '$', NUL and an "
+                f"unknown '~user' are refused, got {path!r}"
             )
         return path
 

@@ -4,9 +4,11 @@ Every default passes the same checks as a value that a person writes. Types are 
 `"8"` is not a number. A rule that spans several keys names each of them with its value.
 """
 
+import os
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -43,7 +45,8 @@ def _as_paths(value: Any) -> Any:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Paths = Annotated[tuple[NonEmpty, ...], BeforeValidator(_as_paths)]
+NamedPath = Annotated[NonEmpty, AfterValidator(os.path.expanduser)]
+Paths = Annotated[tuple[NamedPath, ...], BeforeValidator(_as_paths)]
 Steps = Annotated[int, Field(ge=0, le=_MAX_STEPS)]
 Tracker = Literal[
     "tensorboard",

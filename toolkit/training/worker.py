@@ -15,6 +15,7 @@ from toolkit.backends.launched import Launched, find_launch_file, read_launch
 from toolkit.check import check_pair
 from toolkit.config import RunConfig, dotted_values, load_run_config
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
+from toolkit.home import expand_words
 from toolkit.launch_file import load_launch_file
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         "--strict", action="store_true", help="refuse to pass over a damaged checkpoint"
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(expand_words(arguments))
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = load_run_config(options.config, options.overrides)
