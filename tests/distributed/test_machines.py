@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.started import wait_until
 from tests.distributed.test_runs import folder, summary
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]

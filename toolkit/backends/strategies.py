@@ -4,6 +4,7 @@ Pure: imports no torch, so that checks, estimates and the command line stay quic
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from toolkit.errors import UsageError
@@ -137,4 +138,17 @@ def check_precision(precision: Precision, device_type: str) -> None:
         raise UsageError(
             f"precision '{precision}' is not available on device '{device_type}'; "
             f"available there: {', '.join(allowed)}"
+        )
+
+
+def check_installed(strategy: Strategy) -> None:
+    """Refuse a strategy whose engine is an extra that is not installed.
+
+    Raises:
+        UsageError: names the strategy and what to install.
+    """
+    if strategy.startswith("zero") and find_spec("deepspeed") is None:
+        raise UsageError(
+            f"strategy '{strategy}' needs DeepSpeed, which is not installed; "
+            "pip install scaling-toolkit[deepspeed]"
         )

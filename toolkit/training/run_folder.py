@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,12 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide what is computed and written."""
-    return {name: metadata.version(name) for name in _PACKAGES}
+    """Return the versions of those installed packages that decide what is computed."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def run_folder(config: RunConfig) -> Path:

@@ -10,9 +10,10 @@ from toolkit.backends.strategies import (
     Accumulation,
     Precision,
     Strategy,
+    check_installed,
     has_hybrid_groups,
 )
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, UsageError
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
 from toolkit.verify.controls import CASE, CONTROLS, Control
@@ -48,7 +49,11 @@ class ArmReport:
 
 
 def not_run(arm: Arm) -> str | None:
-    """Return why an arm cannot exist, or None if it can."""
+    """Return why an arm cannot exist here, or None if it can."""
+    try:
+        check_installed(arm.strategy)
+    except UsageError as error:
+        return str(error)
     if arm.strategy == "single" and arm.world_size != 1:
         return "one process is one process"
     if arm.strategy == "hsdp" and not has_hybrid_groups(arm.world_size):
