@@ -12,7 +12,10 @@ from toolkit.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 
-ROOT = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent
+IS_INSTALLED = (_PACKAGE / "configs").is_dir()
+"""Whether this is an installed wheel, not a checkout."""
+
+ROOT = _PACKAGE if IS_INSTALLED else _PACKAGE.parent
 """The folder that holds `configs` and `launch`."""
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from toolkit.config import RunConfig, dump_run_config
 from toolkit.errors import UsageError
+from toolkit.shipped import IS_INSTALLED
 
 _EARLIER = ".summary_before.json"
 _PACKAGES = (
@@ -190,6 +191,9 @@ def _as_json(value: dict[str, Any]) -> str:
 
 def git_state() -> dict[str, Any] | None:
     """Commit of the code and whether it was changed, or None where it is no checkout."""
+    # The repository around an installed package is somebody else's.
+    if IS_INSTALLED:
+        return None
     root = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
