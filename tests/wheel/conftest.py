@@ -142,6 +142,6 @@ def _write_run(folder: Path) -> None:
         "data": {"train": "shards/train", "val": "shards/val"},
         "batch": {"tokens_per_step": 128, "micro_batch_size": 1},
         "optimizer": {"warmup_steps": 1},
-        "training": {"steps": 2, "eval_every": 2, "checkpoint_every": 2},
+        "training": {"steps": 2, "eval_every": 2, "sample_tokens": 4, "checkpoint_every": 2},
     }
     (folder / "tiny.yaml").write_text(yaml.safe_dump(file))

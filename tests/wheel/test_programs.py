@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.samples import sample
 from tests.wheel.conftest import ROOT, Installed
 from toolkit import __version__
 from toolkit.backends.strategies import STRATEGIES
@@ -28,25 +29,62 @@ def test_it_is_the_wheels_and_deepspeed_is_not_there(installed: Installed) -> No
     assert installed.python("-m", "toolkit", "--version") == f"toolkit {__version__}\n"
 
 
+@pytest.fixture(scope="module")
+def printed(prepared: Installed) -> dict[str, str]:
+    """What two runs printed; each has its strategy's name."""
+    words = ["--num-processes", "2", "--config", "tiny.yaml"]
+    return {
+        name: prepared.toolkit("train", "--strategy", name, *words, f"run_name={name}")
+        for name in ("ddp", "fsdp2")
+    }
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_it_trains_and_keeps_checkpoints(prepared: Installed, strategy: str) -> None:
-    words = ["--strategy", strategy, "--num-processes", "2", "--config", "tiny.yaml"]
-    printed = prepared.toolkit("train", *words, f"run_name={strategy}")
+def test_it_trains(prepared: Installed, printed: dict[str, str], strategy: str) -> None:
     package = prepared.package
-    assert printed.splitlines()[0] == (
+    assert printed[strategy].splitlines()[0] == (
         f"accelerate launch --config_file {package}/configs/accelerate/{strategy}.yaml "
         f"--num_processes 2 {package}/launch/train.py --config tiny.yaml run_name={strategy}"
     )
-    steps = [line.split()[1] for line in printed.splitlines() if line.startswith("step ")]
-    assert steps == ["1/2", "2/2"]
-    listed = prepared.toolkit("checkpoint", "list", f"runs/{strategy}")
-    assert listed.startswith(f"step_00000002  256 tokens, written by {strategy} on 2")
-    summary = prepared.toolkit("summary", "tiny.yaml", f"run_name={strategy}")
-    assert summary.startswith("done: 2 steps, 256 tokens")
-    environment = prepared.elsewhere / "runs" / strategy / "environment.json"
-    described = json.loads(environment.read_text())
+    folder = prepared.elsewhere / "runs" / strategy
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    described = json.loads((folder / "environment.json").read_text())
     assert described["git"] is None
     assert "deepspeed" not in described["packages"]
+
+
+def test_the_readme_shows_what_a_run_prints(prepared: Installed, printed: dict[str, str]) -> None:
+    command = "toolkit train --strategy fsdp2 --num-processes 2 --config configs/train/demo.yaml"
+    sample(command).assert_is_like(_as_the_demo(prepared, printed["fsdp2"]))
+    summary = prepared.toolkit("summary", "tiny.yaml", "run_name=fsdp2")
+    command = "toolkit summary configs/train/demo.yaml"
+    sample(command).assert_is_like(_as_the_demo(prepared, summary))
+
+
+def _as_the_demo(installed: Installed, printed: str) -> str:
+    """The demo is run in a checkout and has a name of its own."""
+    names = {
+        f"{installed.package}/": "",
+        "tiny.yaml run_name=fsdp2": "configs/train/demo.yaml",
+        "runs/fsdp2": "runs/demo",
+    }
+    for own, of_the_demo in names.items():
+        printed = printed.replace(own, of_the_demo)
+    return printed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "toolkit checkpoint list runs/demo2",
+        "toolkit checkpoint verify runs/demo2",
+        "toolkit checkpoint export runs/demo2",
+    ],
+)
+@pytest.mark.usefixtures("printed")
+def test_the_readme_shows_what_is_said_of_checkpoints(prepared: Installed, command: str) -> None:
+    words = command.replace("demo2", "fsdp2").split()[1:]
+    sample(command).assert_is_like(prepared.toolkit(*words).replace("fsdp2/", "demo2/"))
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
@@ -61,12 +99,8 @@ def test_it_verifies_what_it_can(installed: Installed) -> None:
     report = json.loads(installed.toolkit("verify", *words, *small, "--json"))
     assert report["ok"] is True
     assert {case["strategy"] for case in report["cases"]} == {"single"}
-    (zero,) = report["not_run"]
-    assert zero == {
-        "strategy": "zero2",
-        "world_size": 2,
-        "reason": f"not run: strategy 'zero2' {MISSING}",
-    }
+    reason = f"not run: strategy 'zero2' {MISSING}"
+    assert report["not_run"] == [{"strategy": "zero2", "world_size": 2, "reason": reason}]
 
 
 def test_it_estimates_and_checks(prepared: Installed) -> None:

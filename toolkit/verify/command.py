@@ -67,11 +67,12 @@ def verify(
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(verdicts, controls, others)
+        print_tables(verdicts, controls, others)
     return 0 if report["ok"] else NOT_EQUAL
 
 
-def _print(verdicts: list[Verdict], controls: list[Caught], others: dict[Arm, str]) -> None:
+def print_tables(verdicts: list[Verdict], controls: list[Caught], others: dict[Arm, str]) -> None:
+    """Print what was found, a line for each arm that was not run, and how many cases are equal."""
     console = Console(width=None if Console().is_terminal else 200)
     if verdicts:
         console.print(build_table(verdicts))
