@@ -87,6 +87,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sdist(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for needed in ("setuptools", "pip"):
+        pytest.importorskip(needed)
     folder = tmp_path_factory.mktemp("sdist")
     run(sys.executable, "-c", SDIST, folder, cwd=sources)
     (found,) = folder.iterdir()
@@ -119,11 +121,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     (own,) = environment.glob("lib/python*/site-packages")
     (own / "dependencies.pth").write_text(str(dependencies))
     _write_run(elsewhere)
-    # As in a project of the user's own that keeps its environment inside.
-    run("git", "init", "--quiet", cwd=folder)
-    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.com"]
-    run("git", *identity, "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=folder)
+    if shutil.which("git"):
+        _commit_as_somebody(folder)
     return Installed(environment, elsewhere)
+
+
+def _commit_as_somebody(folder: Path) -> None:
+    """Make it a project of the user's own, which keeps its environment inside."""
+    identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.com"]
+    run("git", "init", "--quiet", cwd=folder)
+    run("git", *identity, "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=folder)
 
 
 def _packages_here() -> Iterator[Path]:

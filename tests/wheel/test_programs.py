@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.samples import sample
-from tests.wheel.conftest import ROOT, Installed
+from tests.wheel.conftest import ROOT, Installed, run_unchecked
 from toolkit import __version__
 from toolkit.backends.strategies import STRATEGIES
 
@@ -101,6 +101,14 @@ def test_it_verifies_what_it_can(installed: Installed) -> None:
     assert {case["strategy"] for case in report["cases"]} == {"single"}
     reason = f"not run: strategy 'zero2' {MISSING}"
     assert report["not_run"] == [{"strategy": "zero2", "world_size": 2, "reason": reason}]
+
+
+def test_verifying_zero_alone_judges_nothing_and_fails(installed: Installed) -> None:
+    program = installed.environment / "bin" / "toolkit"
+    done = run_unchecked(program, "verify", "--strategies", "zero3", cwd=installed.elsewhere)
+    assert done.returncode == 1
+    reason = f"zero3 on 2: not run: strategy 'zero3' {MISSING}"
+    assert done.stdout.splitlines() == [reason, "no case was judged"]
 
 
 def test_it_estimates_and_checks(prepared: Installed) -> None:

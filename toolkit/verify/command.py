@@ -81,7 +81,11 @@ def print_tables(verdicts: list[Verdict], controls: list[Caught], others: dict[A
     for arm, reason in others.items():
         console.print(f"{arm.strategy} on {arm.world_size}: {reason}", highlight=False)
     equal = sum(not verdict.problems for verdict in verdicts)
-    console.print(f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding")
+    console.print(
+        f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding"
+        if verdicts
+        else "no case was judged"
+    )
     if controls:
         caught = sum(control.by is not None for control in controls)
         console.print(f"{caught} of {len(controls)} faults put in on purpose are caught")
