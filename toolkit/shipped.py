@@ -41,7 +41,7 @@ def find_shipped(path: str | Path) -> Path | None:
     """Return the shipped file of a relative path such as `configs/train/gpt2.yaml`, if any."""
     try:
         return ROOT / path if (ROOT / path).is_file() else None
-    except ValueError:  # a NUL, which no path may have
+    except (OSError, ValueError):  # no path at all: too long, or with a NUL
         return None
 
 

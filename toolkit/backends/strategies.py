@@ -141,14 +141,21 @@ def check_precision(precision: Precision, device_type: str) -> None:
         )
 
 
+def missing_engine(strategy: Strategy) -> str | None:
+    """Return what a strategy needs that is not installed, or None; DeepSpeed is an extra."""
+    if not strategy.startswith("zero") or find_spec("deepspeed") is not None:
+        return None
+    return (
+        f"strategy '{strategy}' needs DeepSpeed, which is not installed; "
+        "pip install scaling-toolkit[deepspeed]"
+    )
+
+
 def check_installed(strategy: Strategy) -> None:
-    """Refuse a strategy whose engine is an extra that is not installed.
+    """Refuse a strategy whose engine is not installed.
 
     Raises:
         UsageError: names the strategy and what to install.
     """
-    if strategy.startswith("zero") and find_spec("deepspeed") is None:
-        raise UsageError(
-            f"strategy '{strategy}' needs DeepSpeed, which is not installed; "
-            "pip install scaling-toolkit[deepspeed]"
-        )
+    if missing := missing_engine(strategy):
+        raise UsageError(missing)

@@ -79,7 +79,8 @@ def print_tables(verdicts: list[Verdict], controls: list[Caught], others: dict[A
     if controls:
         console.print(build_controls_table(controls))
     for arm, reason in others.items():
-        console.print(f"{arm.strategy} on {arm.world_size}: {reason}", highlight=False)
+        line = f"{arm.strategy} on {arm.world_size}: {reason}"
+        console.print(line, highlight=False, markup=False)
     equal = sum(not verdict.problems for verdict in verdicts)
     console.print(
         f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding"

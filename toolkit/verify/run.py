@@ -10,10 +10,10 @@ from toolkit.backends.strategies import (
     Accumulation,
     Precision,
     Strategy,
-    check_installed,
     has_hybrid_groups,
+    missing_engine,
 )
-from toolkit.errors import ToolkitError, UsageError
+from toolkit.errors import ToolkitError
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
 from toolkit.verify.controls import CASE, CONTROLS, Control
@@ -50,10 +50,8 @@ class ArmReport:
 
 def not_run(arm: Arm) -> str | None:
     """Return why an arm cannot exist here, or None if it can."""
-    try:
-        check_installed(arm.strategy)
-    except UsageError as error:
-        return str(error)
+    if missing := missing_engine(arm.strategy):
+        return missing
     if arm.strategy == "single" and arm.world_size != 1:
         return "one process is one process"
     if arm.strategy == "hsdp" and not has_hybrid_groups(arm.world_size):
