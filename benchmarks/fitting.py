@@ -7,7 +7,7 @@ from itertools import groupby
 from benchmarks.links import links_unavailable
 from benchmarks.machine import Machine
 from benchmarks.record import Arm
-from toolkit.backends.strategies import DEVICE_PRECISIONS, replicas_of
+from toolkit.backends.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
 from toolkit.memory.calibration import Calibration, load_calibrations
 from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
@@ -49,6 +49,8 @@ def needed_bytes(arm: Arm, machine: Machine) -> int:
 
 def reason_to_skip(arm: Arm, machine: Machine) -> str | None:
     """Return why an arm cannot run on this machine, or None."""
+    if missing := missing_engine(arm.strategy):
+        return missing
     if arm.precision not in DEVICE_PRECISIONS.get(machine.type, ("fp32",)):
         return f"{arm.precision} is not available on {machine.type}"
     if machine.type == "cuda" and arm.world_size > machine.gpus:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import toolkit.train
-from toolkit import cli
+from toolkit import __version__, cli
 from toolkit.training.run_folder import write_summary
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,22 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
+def test_whatever_has_a_main_runs_as_a_module() -> None:
+    """Else `python -m` would do nothing, and end as if all were well."""
+    code = {path: path.read_text() for path in (ROOT / "toolkit").rglob("*.py")}
+    with_main = {path for path, text in code.items() if "\ndef main(" in text}
+    assert ROOT / "toolkit" / "cli.py" in with_main
+    assert [path for path in with_main if '\nif __name__ == "__main__":' not in code[path]] == []
+
+
+@pytest.mark.parametrize("module", ["toolkit", "toolkit.cli", "toolkit.training.worker"])
+def test_a_module_without_arguments_is_wrong_usage(module: str) -> None:
+    words = [sys.executable, "-m", module]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "usage: " in (done.stdout + done.stderr).lower()
+
+
 class Ran:
     """What the installed program printed and returned."""
 
@@ -62,6 +78,11 @@ class Ran:
 @pytest.fixture
 def toolkit_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
     return Ran(monkeypatch, capsys)
+
+
+def test_the_version_is_printed(toolkit_program: Ran) -> None:
+    ran = toolkit_program("--version")
+    assert (ran.code, ran.out) == (0, f"toolkit {__version__}\n")
 
 
 def test_a_misspelt_verb_is_wrong_usage(toolkit_program: Ran) -> None:

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from toolkit import __version__
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
 
 app = typer.Typer(
-    help="One GPT-2 training run, from one process to many, learning the same thing each time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +27,24 @@ app.add_typer(checkpoint, name="checkpoint")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[section.key=value]...", show_default=False)
 ]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"toolkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """One GPT-2 training run, from one process to many, learning the same thing each time."""
 
 
 @app.command()
@@ -340,3 +358,7 @@ def main() -> None:
     except ToolkitError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

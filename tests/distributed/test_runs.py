@@ -16,7 +16,7 @@ import yaml
 from tests import faulty
 from tests.data.shard_files import write_llmc
 from toolkit.backends.strategies import Strategy
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 from toolkit.verify.launch import ArmError, launch
 
 pytestmark = pytest.mark.distributed

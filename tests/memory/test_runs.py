@@ -8,7 +8,7 @@ import yaml
 
 from tests.data.shard_files import write_llmc
 from toolkit.backends.strategies import STRATEGIES, Strategy
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from tests.data.shard_files import write_llmc
+from toolkit.backends import strategies
 from toolkit.training import loop as loop_module
 from toolkit.training import worker
 
@@ -132,6 +133,16 @@ def test_a_launch_of_another_kind_is_refused(
     refused = Refused(capsys, run_file)
     assert refused.code == 2
     assert "use_cpu: true" in refused.sentence
+
+
+def test_an_engine_that_is_not_installed_is_refused(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert "pip install scaling-toolkit[deepspeed]" in refused.sentence
 
 
 def test_a_launch_file_that_does_not_go_with_the_run_is_refused(

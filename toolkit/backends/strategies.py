@@ -4,6 +4,7 @@ Pure: imports no torch, so that checks, estimates and the command line stay quic
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from toolkit.errors import UsageError
@@ -176,3 +177,23 @@ def check_precision(precision: Precision, device_type: str) -> None:
             f"precision '{precision}' is not available on device '{device_type}'; "
             f"available there: {', '.join(allowed)}"
         )
+
+
+def missing_engine(strategy: Strategy) -> str | None:
+    """Return what a strategy needs that is not installed, or None; DeepSpeed is an extra."""
+    if not strategy.startswith("zero") or find_spec("deepspeed") is not None:
+        return None
+    return (
+        f"strategy '{strategy}' needs DeepSpeed, which is not installed; "
+        "pip install scaling-toolkit[deepspeed]"
+    )
+
+
+def check_installed(strategy: Strategy) -> None:
+    """Refuse a strategy whose engine is not installed.
+
+    Raises:
+        UsageError: names the strategy and what to install.
+    """
+    if missing := missing_engine(strategy):
+        raise UsageError(missing)

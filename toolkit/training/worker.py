@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toolkit.backends.launched import Launched, find_launch_file, read_launch
+from toolkit.backends.strategies import check_installed
 from toolkit.check import check_pair
 from toolkit.config import RunConfig, dotted_values, load_run_config
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = load_run_config(options.config, options.overrides)
         launched = read_launch(os.environ)
+        check_installed(launched.strategy)
         launch = _check_launch(config, launched)
         folder = make_run_folder(config)
         with sole_user(folder) if launched.rank == 0 else nullcontext():
@@ -315,3 +317,7 @@ def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
         sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

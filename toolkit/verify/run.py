@@ -10,6 +10,7 @@ from toolkit.backends.strategies import (
     Accumulation,
     Precision,
     Strategy,
+    missing_engine,
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.model.sizes import ModelSizes
@@ -47,7 +48,9 @@ class ArmReport:
 
 
 def not_run(arm: Arm) -> str | None:
-    """Return why an arm cannot exist, or None if it can."""
+    """Return why an arm cannot exist here, or None if it can."""
+    if missing := missing_engine(arm.strategy):
+        return missing
     if arm.strategy == "single" and arm.world_size != 1:
         return "one process is one process"
     try:
