@@ -18,6 +18,7 @@ from toolkit.training.run_folder import make_run_folder, read_summary, sole_user
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout, which holds the launch files and the main job beside this package."""
+_LAUNCH_FILES = (".yaml", ".yml", ".json")
 
 
 def train(
@@ -84,16 +85,20 @@ def _written(folder: Path) -> tuple[int, int] | None:
 
 
 def find_launch_file(strategy: str) -> Path:
-    """Return the shipped launch file of a strategy.
+    """Return the shipped launch file of a strategy, or the file itself where a path is given.
 
     Raises:
         UsageError: there is no such strategy.
     """
-    if strategy not in STRATEGIES:
-        near = get_close_matches(strategy, STRATEGIES, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(STRATEGIES)}"
-        raise UsageError(f"unknown strategy '{strategy}'{hint}")
-    return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
+    if strategy in STRATEGIES:
+        return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
+    path = Path(strategy)
+    if path.suffix in _LAUNCH_FILES or path.is_file():
+        return path
+    near = get_close_matches(strategy, STRATEGIES, n=1)
+    known = f"there are {', '.join(STRATEGIES)}, and paths of launch files"
+    hint = f"did you mean '{near[0]}'?" if near else known
+    raise UsageError(f"unknown strategy '{strategy}'; {hint}")
 
 
 def launch_command(
