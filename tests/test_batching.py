@@ -79,6 +79,35 @@ def test_a_world_size_that_no_micro_batch_fits_says_so():
     assert "no batch.micro_batch_size fits: 16 is no multiple of 1 tokens x 3 ranks" in message
 
 
+@pytest.mark.parametrize(
+    ("tokens", "micro", "world", "sizes"),
+    [
+        (1_000, 1, 1, "1,024 (the smallest that fits), or choose"),
+        (1_000, 1, 8, "8,192 (the smallest that fits), or choose"),
+        (
+            1_000,
+            16,
+            8,
+            "131,072 (the smallest that fits), or with batch.micro_batch_size 1 to 8,192 "
+            "(the smallest that fits), or choose",
+        ),
+        (1_500, 1, 1, "1,024 or 2,048, or choose"),
+        (
+            5_000,
+            2,
+            2,
+            "4,096 or 8,192, or with batch.micro_batch_size 1 to 4,096 or 6,144, or choose",
+        ),
+        (6_144, 2, 2, "4,096 or 8,192, or batch.micro_batch_size to one of 1, 3"),
+    ],
+)
+def test_the_nearest_sizes_that_fit_are_always_named(tokens, micro, world, sizes):
+    message = refusal(
+        tokens_per_step=tokens, seq_len=1_024, micro_batch_size=micro, world_size=world
+    )
+    assert f"; set batch.tokens_per_step to {sizes}" in message
+
+
 @pytest.mark.parametrize("name", ["tokens_per_step", "seq_len", "micro_batch_size", "world_size"])
 def test_numbers_below_one_are_refused(name):
     numbers = dict.fromkeys(("tokens_per_step", "seq_len", "micro_batch_size", "world_size"), 1)

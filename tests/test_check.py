@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toolkit.check import check_files, check_pair
+from toolkit.backends.launched import Launched
+from toolkit.check import check_files, check_launched, check_pair, pair_notes
 from toolkit.config import RunConfig
 from toolkit.errors import UsageError
 from toolkit.launch_file import load_launch_file
@@ -61,6 +62,46 @@ def test_settings_that_agree_with_the_run_are_accepted(launch):
     }
     check_pair(run(), launch("zero2", agreeing, mixed_precision="no"))
     check_pair(run(precision="bf16"), launch("ddp", mixed_precision="bf16"))
+
+
+def test_what_is_not_used_is_noted_for_the_pair(launch):
+    file = launch("zero2", {"gradient_accumulation_steps": 1}, use_cpu=True)
+    assert pair_notes(file, check_pair(run(), file)) == [
+        "use_cpu: true keeps the run on the CPU, also where there is a GPU",
+        "deepspeed_config.gradient_accumulation_steps: 1, Accelerate's default, is not used: "
+        "4 micro-steps follow from batch.tokens_per_step",
+    ]
+    alone = check_pair(run(), file, world_size=8)
+    assert alone.grad_accum_steps == 1
+    assert len(pair_notes(file, alone)) == 1
+
+
+def test_recomputation_may_be_asked_for_twice_but_not_only_in_the_launch_file(launch):
+    asked = launch("fsdp2")
+    asked = asked.model_copy(
+        update={
+            "fsdp_config": asked.fsdp_config.model_copy(
+                update={"fsdp_activation_checkpointing": True}
+            )
+        }
+    )
+    (line,) = refusal(run(), asked)
+    assert "activation_checkpointing: true, the run says model.activation_checkpointing: f" in line
+    model = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8}
+    check_pair(run(model={**model, "activation_checkpointing": True}), asked)
+
+
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_a_launch_file_may_keep_the_run_on_the_cpu(launch, use_cpu):
+    path = Path(launch("ddp", use_cpu=use_cpu).path)
+    found, notes = check_launched(run(), Launched("ddp", 0, 0, 2, 1, None), path)
+    assert (found.on_cpu, bool(notes), found.config_file) == (use_cpu, use_cpu, str(path))
+
+
+def test_a_launch_without_a_file_is_held_against_the_run_as_well():
+    launched = Launched("fsdp2", 0, 0, 2, 1, None, recomputes=True)
+    with pytest.raises(UsageError, match=r"the run says model\.activation_check"):
+        check_launched(run(), launched, None)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +170,30 @@ def test_files_are_told_apart_and_paired(tmp_path):
         "launch file",
     ]
     assert len(report.good) == 5
+
+
+def test_notes_stand_beside_what_they_are_about(tmp_path, launch):
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "batch: {tokens_per_step: 4096}\noptimizer: {warmup_steps: 10}\ntraining: {steps: 4}\n"
+    )
+    file = launch("zero2", {"gradient_accumulation_steps": 1}, use_cpu=True).path
+    report = check_files([path, file])
+    assert report.problems == []
+    notes = [line.partition(": note: ") for line in report.good if ": note: " in line]
+    assert [(where, note.split()[0]) for where, _, note in notes] == [
+        (str(path), "optimizer.warmup_steps"),
+        (file, "use_cpu:"),
+        (f"{path} with {file}", "deepspeed_config.gradient_accumulation_steps:"),
+    ]
+
+
+def test_a_run_alone_that_no_number_of_ranks_fits_is_refused_with_the_nearest_sizes(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("batch: {tokens_per_step: 1000}\n")
+    (line,) = check_files([path]).problems
+    assert line.startswith(f"{path}: batch.tokens_per_step 1,000 cannot be cut")
+    assert "set batch.tokens_per_step to 1,024 (the smallest that fits)" in line
 
 
 @pytest.mark.parametrize("text", ["", "# seed: 1\n", "{}"])

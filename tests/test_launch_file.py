@@ -115,11 +115,6 @@ def test_nested_keys_are_those_the_launcher_takes():
             "unknown key 'fsdp_config.fsdp_versoin'; did you mean 'fsdp_config.fsdp_version'?",
         ),
         (
-            "fsdp2",
-            {"fsdp_config__version": 2},
-            "unknown key 'fsdp_config.version'; did you mean 'fsdp_config.fsdp_version'?",
-        ),
-        (
             "hsdp",
             {"parallelism_config__dp_shard_size": 2},
             "unknown key 'parallelism_config.dp_shard_size'; did you mean "
@@ -171,12 +166,6 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         ("ddp", {"distributed_type": DELETE}, "distributed_type is missing"),
         (
             "ddp",
-            {"use_cpu": True},
-            "use_cpu must be false, got the boolean true: with true the launcher starts "
-            "processes that do not know each other",
-        ),
-        (
-            "ddp",
             {"distributed_type": "MULTI_CPU"},
             "distributed_type must be MULTI_GPU or FSDP or DEEPSPEED or NO, got the text "
             "'MULTI_CPU'",
@@ -223,11 +212,6 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         ),
         (
             "zero2",
-            {"deepspeed_config__gradient_clipping": "auto"},
-            "deepspeed_config.gradient_clipping must be a number, got the text 'auto'",
-        ),
-        (
-            "zero2",
             {"deepspeed_config__deepspeed_config_file": "ds.json"},
             "deepspeed_config.deepspeed_config_file must be left out, got the text 'ds.json': "
             "DeepSpeed's configuration is derived from the run",
@@ -261,19 +245,9 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         ),
         (
             "fsdp2",
-            {"fsdp_config__fsdp_activation_checkpointing": True},
-            "fsdp_config.fsdp_activation_checkpointing must be false, got the boolean true: "
-            "the run configuration decides with model.activation_checkpointing",
-        ),
-        (
-            "fsdp2",
-            {"fsdp_config__fsdp_cpu_ram_efficient_loading": DELETE},
-            "fsdp_config.fsdp_cpu_ram_efficient_loading must be false, got the boolean true",
-        ),
-        (
-            "fsdp2",
-            {"fsdp_config__fsdp_transformer_layer_cls_to_wrap": "GPT2Block"},
-            "fsdp_config.fsdp_transformer_layer_cls_to_wrap must be Block",
+            {"fsdp_config__fsdp_transformer_layer_cls_to_wrap": "BertLayer"},
+            "fsdp_config.fsdp_transformer_layer_cls_to_wrap must be Block or GPT2Block, got the "
+            "text 'BertLayer': each block must be a unit",
         ),
         (
             "fsdp2",
@@ -283,10 +257,26 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         ),
         (
             "fsdp2",
-            {"fsdp_config__fsdp_sharding_strategy": "FULL_SHARD"},
-            "fsdp_config.fsdp_sharding_strategy must be left out, got the text 'FULL_SHARD': "
-            "it belongs to FSDP version 1",
+            {"fsdp_config__fsdp_sharding_strategy": "HYBRID_SHARD"},
+            "fsdp_config.fsdp_sharding_strategy must be FULL_SHARD or SHARD_GRAD_OP, got the text "
+            "'HYBRID_SHARD': version 1's sharding is fsdp_reshard_after_forward in FSDP2",
         ),
+        (
+            "fsdp2",
+            {"fsdp_config__fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+            "fsdp_sharding_strategy: SHARD_GRAD_OP is FSDP version 1's name for "
+            "fsdp_reshard_after_forward: false, but that is true",
+        ),
+        (
+            "fsdp2",
+            {
+                "fsdp_config__fsdp_sync_module_states": False,
+                "fsdp_config__fsdp_cpu_ram_efficient_loading": True,
+            },
+            "fsdp_sync_module_states: false is refused by Accelerate's launcher unless",
+        ),
+        ("ddp", {"ipex_config": {}}, "ipex_config must be left out: Accelerate has no such key"),
+        ("ddp", {"num_proceses": None}, "unknown key 'num_proceses'; did you mean"),
         ("fsdp2", {"fsdp_config": DELETE}, "fsdp_config is missing"),
         (
             "ddp",
@@ -326,7 +316,6 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
             {**SHARDS_OF_4, "num_processes": 6},
             "6 processes cannot form equal replica groups of 4",
         ),
-        ("hsdp", SHARDS_OF_4, "one replica group of 4 processes is plain sharding; use fsdp2"),
         ("hsdp", {"num_processes": 2}, "2 replica groups on 2 processes leave nothing to shard"),
         (
             "hsdp",
@@ -336,7 +325,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         (
             "hsdp",
             {"fsdp_config__fsdp_reshard_after_forward": False},
-            "parallelism_config, hybrid sharding, needs fsdp_reshard_after_forward: true",
+            "hybrid sharding of 2 replica groups needs fsdp_reshard_after_forward: true",
         ),
     ],
 )
@@ -350,11 +339,6 @@ def test_values_that_would_not_be_in_force_are_refused(problems, strategy, chang
         ("fsdp2", "fsdp_config__fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),
         ("fsdp2", "fsdp_config__fsdp_activation_checkpointing_offload", True),
         ("fsdp2", "fsdp_config__fsdp_ignored_modules", "lm_head"),
-        ("fsdp2", "fsdp_config__fsdp_min_num_params", 1),
-        ("fsdp2", "fsdp_config__fsdp_backward_prefetch", "BACKWARD_PRE"),
-        ("fsdp2", "fsdp_config__fsdp_forward_prefetch", True),
-        ("fsdp2", "fsdp_config__fsdp_use_orig_params", True),
-        ("fsdp2", "fsdp_config__fsdp_sync_module_states", True),
         ("zero2", "deepspeed_config__gradient_accumulation_steps", 0),
         ("zero2", "deepspeed_config__gradient_clipping", -1.0),
         ("zero2", "deepspeed_config__train_micro_batch_size_per_gpu", 0),
@@ -386,17 +370,187 @@ def test_the_smallest_launch_file_names_the_type(tmp_path):
     assert load_launch_file(path).num_processes == 1
 
 
-def test_what_accelerate_config_writes_is_accepted(tmp_path):
-    """The interactive command's answers for two GPUs, with its harmless keys."""
-    path = tmp_path / "default_config.yaml"
+@pytest.mark.parametrize(
+    ("strategy", "changes", "notes"),
+    [
+        ("ddp", {}, []),
+        ("ddp", {"use_cpu": True}, ["use_cpu: true keeps the run on the CPU"]),
+        ("fsdp2", {"fsdp_config__fsdp_auto_wrap_policy": DELETE}, []),
+        ("fsdp2", {"fsdp_config__fsdp_transformer_layer_cls_to_wrap": DELETE}, []),
+        (
+            "fsdp2",
+            {"fsdp_config__fsdp_transformer_layer_cls_to_wrap": "GPT2Block"},
+            ["fsdp_config.fsdp_transformer_layer_cls_to_wrap: GPT2Block is not used: the class"],
+        ),
+        (
+            "fsdp2",
+            {"fsdp_config__fsdp_cpu_ram_efficient_loading": True},
+            ["fsdp_config.fsdp_cpu_ram_efficient_loading: true is not used: every rank builds"],
+        ),
+        ("fsdp2", {"fsdp_config__fsdp_cpu_ram_efficient_loading": DELETE}, []),
+        (
+            "fsdp2",
+            {
+                "fsdp_config__fsdp_sharding_strategy": "FULL_SHARD",
+                "fsdp_config__fsdp_backward_prefetch": "BACKWARD_PRE",
+                "fsdp_config__fsdp_use_orig_params": True,
+                "fsdp_config__fsdp_min_num_params": 100_000_000,
+                "fsdp_config__fsdp_forward_prefetch": False,
+            },
+            [
+                "fsdp_config.fsdp_min_num_params: 100000000 is not used",
+                "fsdp_config.fsdp_sharding_strategy: FULL_SHARD is not used: it belongs to FSDP",
+                "fsdp_config.fsdp_backward_prefetch: BACKWARD_PRE is not used",
+                "fsdp_config.fsdp_use_orig_params: true is not used",
+            ],
+        ),
+        (
+            "zero3",
+            {"deepspeed_config__zero3_init_flag": True},
+            ["deepspeed_config.zero3_init_flag: true is not used: it concerns models of trans"],
+        ),
+        (
+            "zero2",
+            {
+                "deepspeed_config__gradient_clipping": "auto",
+                "deepspeed_config__gradient_accumulation_steps": "auto",
+                "deepspeed_config__train_batch_size": "auto",
+                "deepspeed_config__train_micro_batch_size_per_gpu": "auto",
+            },
+            [],
+        ),
+    ],
+)
+def test_what_the_run_does_without_is_taken_and_noted(load, strategy, changes, notes):
+    launch = load(strategy, **changes)
+    assert strategy_of(launch) == strategy
+    found = launch.notes()
+    assert len(found) == len(notes)
+    assert all(note.startswith(start) for note, start in zip(found, notes, strict=True))
+
+
+def test_a_mesh_of_one_replica_is_plain_sharding(load):
+    assert strategy_of(load("hsdp", **SHARDS_OF_4, num_processes=4)) == "fsdp2"
+
+
+def test_keys_of_fsdp_need_no_prefix_as_in_accelerate(tmp_path):
+    path = tmp_path / "launch.yaml"
     path.write_text(
-        "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_GPU\n"
-        "downcast_bf16: 'no'\nenable_cpu_affinity: false\ngpu_ids: all\nmachine_rank: 0\n"
-        "main_training_function: main\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 2\n"
-        "rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\n"
-        "tpu_use_sudo: false\nuse_cpu: false\nfsdp_config: {}\n"
+        "distributed_type: FSDP\nnum_processes: 2\n"
+        "fsdp_config: {version: 2, reshard_after_forward: false, offload_params: no}\n"
     )
-    assert strategy_of(load_launch_file(path)) == "ddp"
+    assert strategy_of(load_launch_file(path)) == "fsdp2_no_reshard"
+
+
+@pytest.mark.parametrize(
+    "line", ["use_cpu: no", "same_network: yes", "downcast_bf16: no", "debug: off"]
+)
+def test_a_switch_may_be_written_as_accelerate_reads_it(tmp_path, line):
+    path = tmp_path / "launch.yaml"
+    path.write_text(f"distributed_type: MULTI_GPU\nnum_processes: 2\n{line}\n")
+    assert not load_launch_file(path).use_cpu
+
+
+GPUS = {"Which type of machine": "multi-GPU", "should be used for distributed training": 2}
+SHARDED = {**GPUS, "FullyShardedDataParallel": True, "layer class names": "GPT2Block"}
+ENGINE = {**GPUS, "want to use DeepSpeed": True}
+MESH = {**SHARDED, "parallelism config": True, "FSDP shard size": 2}
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Let `accelerate config` ask its questions, and load the file it writes.
+
+    An answer is found by words of its question; all other questions get their default.
+    """
+    cluster = pytest.importorskip("accelerate.commands.config.cluster")
+
+    def given(question, answers, default):
+        return next((answers[words] for words in answers if words in question), default)
+
+    def write(answers):
+        def ask_options(question, options, convert=lambda index: index, default=0):
+            chosen = given(question, answers, None)
+            return convert(default if chosen is None else options.index(chosen))
+
+        def ask_field(question, convert=None, default=None, error_message=None):
+            return given(question, answers, default)
+
+        monkeypatch.setattr(cluster, "_ask_options", ask_options)
+        monkeypatch.setattr(cluster, "_ask_field", ask_field)
+        monkeypatch.setattr(cluster, "is_mps_available", lambda: False)
+        path = tmp_path / "default_config.yaml"
+        cluster.get_cluster_input().to_yaml_file(path)
+        return load_launch_file(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("answers", "strategy"),
+    [
+        ({"Which type of machine": "No distributed training"}, "single"),
+        ({"Which type of machine": "No distributed training", "CPU only": True}, "single"),
+        (GPUS, "ddp"),
+        ({**GPUS, "mixed precision?": "bf16"}, "ddp"),
+        (SHARDED, "fsdp2"),
+        ({**SHARDED, "_no_split_modules": True}, "fsdp2"),
+        ({**SHARDED, "resharding after forward": False}, "fsdp2_no_reshard"),
+        ({**SHARDED, "FSDP activation checkpointing": True}, "fsdp2"),
+        (MESH, "fsdp2"),
+        ({**MESH, "should be used for distributed training": 4, "replicate size": 2}, "hsdp"),
+        ({**ENGINE, "ZeRO optimization stage": 1}, "zero1"),
+        ({**ENGINE, "gradient clipping?": True, "accumulation steps": 4}, "zero2"),
+        ({**ENGINE, "ZeRO optimization stage": 3, "zero.Init": True}, "zero3"),
+    ],
+)
+def test_what_accelerate_config_writes_is_accepted(answer, answers, strategy):
+    assert strategy_of(answer(answers)) == strategy
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"Which type of machine": "multi-CPU", "should be used": 2}, "MULTI_GPU also on CPUs"),
+        ({**SHARDED, "FSDP version": 1}, "accelerate to-fsdp2 converts a file to version 2"),
+        ({**SHARDED, "auto wrap policy": "SIZE_BASED_WRAP"}, "must be TRANSFORMER_BASED_WRAP"),
+        ({**SHARDED, "offload parameters": True}, "fsdp_offload_params must be false"),
+        ({**ENGINE, "offload optimizer states": "cpu"}, "offload_optimizer_device must be none"),
+        ({**ENGINE, "json file": True}, "deepspeed_config_file must be left out"),
+    ],
+)
+def test_what_accelerate_config_writes_for_something_else_is_refused(answer, answers, words):
+    with pytest.raises(UsageError, match=words):
+        answer(answers)
+
+
+def test_accelerates_basic_file_is_accepted(tmp_path):
+    default = pytest.importorskip("accelerate.commands.config.default")
+    path = tmp_path / "basic.json"
+    default.write_basic_config(save_location=str(path))
+    assert strategy_of(load_launch_file(path)) in ("single", "ddp")
+
+
+def test_what_accelerate_converts_from_fsdp1_is_accepted(tmp_path):
+    to_fsdp2 = pytest.importorskip("accelerate.commands.to_fsdp2")
+    fsdp1 = {
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_forward_prefetch": False,
+        "fsdp_offload_params": False,
+        "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_sync_module_states": True,
+        "fsdp_use_orig_params": True,
+    }
+    settings = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": fsdp1}
+    path = tmp_path / "launch.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    with pytest.raises(UsageError, match="accelerate to-fsdp2"):
+        load_launch_file(path)
+    path.write_text(yaml.safe_dump(to_fsdp2.convert_config_to_fsdp2(settings)))
+    assert strategy_of(load_launch_file(path)) == "fsdp2_no_reshard"
 
 
 @pytest.mark.parametrize(

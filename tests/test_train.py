@@ -86,6 +86,20 @@ def test_an_unknown_strategy_is_refused_with_a_hint(strategy: str, words: str) -
     assert words in str(caught.value)
 
 
+def test_a_launch_file_of_ones_own_may_stand_for_the_strategy(
+    run_file: Path, launcher: Launcher
+) -> None:
+    own = run_file.parent / "mein Größtes.yaml"
+    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nuse_cpu: true\n")
+    assert train(str(own), run_file, [], num_processes=None) == 0
+    (command,) = launcher.commands
+    assert command[command.index("--config_file") + 1] == str(own)
+
+
+def test_a_path_without_a_file_is_named_as_a_path() -> None:
+    assert find_launch_file("none/here.yaml") == Path("none/here.yaml")
+
+
 def test_the_workers_code_is_returned(run_file: Path, launcher: Launcher) -> None:
     launcher.status = 1
     launcher.leaves = {"exit": 75}

@@ -6,7 +6,7 @@ A run states the left side, so its meaning is the same on every number of ranks 
 `grad_accum_steps` is what is derived. One wave is one micro-step on all ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.errors import UsageError
 
@@ -51,14 +51,19 @@ class BatchPlan:
         """Micro-steps per optimizer step on each rank, which is also the number of waves."""
         return self.tokens_per_step // self.tokens_per_wave
 
-    def describe(self) -> str:
-        """Return the line printed at the start of a run."""
+    def factors(self) -> str:
+        """Return what the tokens of a step are the product of."""
         return (
-            f"{self.tokens_per_step:,} tokens per step = "
             f"{self.micro_batch_size:,} {_plural('sequence', self.micro_batch_size)}"
             f" x {self.seq_len:,} tokens"
             f" x {self.grad_accum_steps:,} micro-{_plural('step', self.grad_accum_steps)}"
             f" x {self.world_size:,} {_plural('rank', self.world_size)}"
+        )
+
+    def describe(self) -> str:
+        """Return the line printed at the start of a run."""
+        return (
+            f"{self.tokens_per_step:,} tokens per step = {self.factors()}"
             f" ({self.grad_accum_steps:,} {_plural('wave', self.grad_accum_steps)}"
             f" of {self.tokens_per_wave:,} tokens)"
         )
@@ -89,32 +94,41 @@ def plan_batch(
 
 def _misfit(plan: BatchPlan) -> str:
     """Say why the step is not a whole number of waves, and which numbers nearby would be."""
-    wave, tokens = plan.tokens_per_wave, plan.tokens_per_step
-    waves = tokens // wave
-    factors = f"{plan.micro_batch_size:,} sequences x {plan.seq_len:,} tokens"
-    nearest = [
-        f"{factors} x {count:,} micro-{_plural('step', count)} x {plan.world_size:,} "
-        f"{_plural('rank', plan.world_size)} = {count * wave:,}"
-        for count in (waves, waves + 1)
-        if count
+    nearest = _nearest_multiples(plan.tokens_per_step, plan.tokens_per_wave)
+    products = [
+        replace(plan, tokens_per_step=tokens).factors() + f" = {tokens:,}" for tokens in nearest
     ]
     return (
-        f"batch.tokens_per_step {tokens:,} cannot be cut into whole micro-steps: "
-        f"{'; '.join(nearest)}, not {tokens:,}; either set batch.tokens_per_step to one of these"
-        f" or {_fitting_micro_batches(plan)}"
+        f"batch.tokens_per_step {plan.tokens_per_step:,} cannot be cut into whole micro-steps: "
+        f"{'; '.join(products)}, not {plan.tokens_per_step:,}; "
+        f"set batch.tokens_per_step to {_choice(nearest)}, or {_fitting_micro_batches(plan)}"
     )
+
+
+def _nearest_multiples(number: int, unit: int) -> list[int]:
+    """The multiples on both sides of a number, or the smallest one above it."""
+    below = number // unit * unit
+    return [below, below + unit] if below else [unit]
+
+
+def _choice(numbers: list[int]) -> str:
+    smallest = " (the smallest that fits)" if len(numbers) == 1 else ""
+    return " or ".join(f"{number:,}" for number in numbers) + smallest
 
 
 def _fitting_micro_batches(plan: BatchPlan) -> str:
     """Name the micro-batch sizes that fit, the ones nearest to what was asked first."""
-    per_rank, remainder = divmod(plan.tokens_per_step, plan.seq_len * plan.world_size)
+    unit = plan.seq_len * plan.world_size
+    per_rank, remainder = divmod(plan.tokens_per_step, unit)
+    asked = plan.micro_batch_size
     if remainder:
+        smaller = _choice(_nearest_multiples(plan.tokens_per_step, unit))
         return (
-            f"choose another world_size or seq_len (no batch.micro_batch_size fits: "
+            (f"with batch.micro_batch_size 1 to {smaller}, or " if asked > 1 else "")
+            + f"choose another world_size or seq_len (no batch.micro_batch_size fits: "
             f"{plan.tokens_per_step:,} is no multiple of {plan.seq_len:,} tokens x "
             f"{plan.world_size:,} {_plural('rank', plan.world_size)})"
         )
-    asked = plan.micro_batch_size
     # Sizes far above the one asked for would hardly fit in memory, so they need not be tried.
     fitting = [size for size in range(1, min(per_rank, 4 * asked) + 1) if per_rank % size == 0]
     nearest = sorted(sorted(fitting, key=lambda size: abs(size - asked))[:_SHOWN])

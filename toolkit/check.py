@@ -1,19 +1,23 @@
-"""Checks that need more than one file: a run configuration together with a launch file."""
+"""Checks that need more than one file: a run configuration together with a launch, or its file."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import check_accumulation
 from toolkit.batching import BatchPlan, plan_batch
-from toolkit.config import RunConfig, load_run_config
+from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.errors import UsageError
 from toolkit.launch_file import LaunchFile, load_launch_file, strategy_of
 from toolkit.strict_yaml import load_yaml_mapping
 
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
-
+_DEFAULT = 1
+"""Micro-steps that `accelerate config` writes for whoever leaves them to the program."""
 
 # Enough to tell the two kinds apart, however long the file.
 _TELLING_KEYS = 50
@@ -53,12 +57,7 @@ def check_pair(
     except UsageError as error:
         problems.append(str(error))
     try:
-        plan = plan_batch(
-            tokens_per_step=config.batch.tokens_per_step,
-            seq_len=config.data.seq_len,
-            micro_batch_size=config.batch.micro_batch_size,
-            world_size=ranks,
-        )
+        plan = _plan(config, ranks)
     except UsageError as error:
         problems.append(str(error))
     if strategy == "single" and ranks != 1:
@@ -75,15 +74,71 @@ def check_pair(
     return plan
 
 
+def check_launched(
+    config: RunConfig, launched: Launched, path: Path | None
+) -> tuple[Launched, list[str]]:
+    """Hold a launch, and its file where there is one, against the run.
+
+    Accelerate drops unknown keys in silence, and `use_cpu` where it starts several processes, so
+    only the file itself can show them.
+
+    Returns:
+        The launch with what the file adds to it, and notes as of `pair_notes`.
+
+    Raises:
+        UsageError: they disagree, or the file is no launch file.
+    """
+    notes = []
+    if path is not None:
+        launch = load_launch_file(path)
+        notes = pair_notes(launch, check_pair(config, launch, world_size=launched.world_size))
+        on_cpu = launched.on_cpu or launch.use_cpu
+        launched = replace(launched, config_file=str(path), on_cpu=on_cpu)
+    if launched.recomputes and not config.model.activation_checkpointing:
+        raise UsageError(
+            "the launch says fsdp_activation_checkpointing: true, the run says "
+            "model.activation_checkpointing: false; the run decides"
+        )
+    return launched, notes
+
+
+def _plan(config: RunConfig, world_size: int) -> BatchPlan:
+    return plan_batch(
+        tokens_per_step=config.batch.tokens_per_step,
+        seq_len=config.data.seq_len,
+        micro_batch_size=config.batch.micro_batch_size,
+        world_size=world_size,
+    )
+
+
+def pair_notes(launch: LaunchFile, plan: BatchPlan) -> list[str]:
+    """Return a sentence for each value of a launch file that goes with the run but is not used."""
+    notes = launch.notes()
+    engine = launch.deepspeed_config
+    if (
+        engine is not None
+        and engine.gradient_accumulation_steps == _DEFAULT != plan.grad_accum_steps
+    ):
+        notes.append(
+            f"deepspeed_config.gradient_accumulation_steps: {_DEFAULT}, Accelerate's default, is "
+            f"not used: {plan.grad_accum_steps:,} micro-steps follow from batch.tokens_per_step"
+        )
+    return notes
+
+
 def _contradictions(config: RunConfig, launch: LaunchFile, plan: BatchPlan | None) -> Iterator[str]:
     """Settings in the launch file that the run configuration decides, and decides otherwise."""
-    said = launch.mixed_precision
-    if said is not None and _PRECISIONS[said] != config.precision:
-        yield _contradiction("mixed_precision", said, "precision", config.precision)
+    stated = launch.mixed_precision
+    if stated is not None and _PRECISIONS[stated] != config.precision:
+        yield _contradiction("mixed_precision", stated, "precision", config.precision)
+    recomputes = launch.fsdp_config is not None and launch.fsdp_config.fsdp_activation_checkpointing
+    if recomputes and not config.model.activation_checkpointing:
+        key = "fsdp_config.fsdp_activation_checkpointing"
+        yield _contradiction(key, "true", "model.activation_checkpointing", "false")
     engine = launch.deepspeed_config
     if engine is None:
         return
-    pairs = [
+    pairs: list[tuple[str, str, float]] = [
         ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip),
         (
             "train_micro_batch_size_per_gpu",
@@ -92,18 +147,11 @@ def _contradictions(config: RunConfig, launch: LaunchFile, plan: BatchPlan | Non
         ),
     ]
     if plan is not None:
-        pairs += [
-            (
-                "gradient_accumulation_steps",
-                "the micro-steps derived from batch.tokens_per_step",
-                plan.grad_accum_steps,
-            ),
-            (
-                "train_batch_size",
-                "the sequences derived from batch.tokens_per_step",
-                plan.sequences_per_step,
-            ),
-        ]
+        derived = "derived from batch.tokens_per_step"
+        pairs.append(("train_batch_size", f"the sequences {derived}", plan.sequences_per_step))
+    if plan is not None and engine.gradient_accumulation_steps != _DEFAULT:
+        steps = plan.grad_accum_steps
+        pairs.append(("gradient_accumulation_steps", f"the micro-steps {derived}", steps))
     for key, run_key, decided in pairs:
         value = getattr(engine, key)
         if value is not None and value != decided:
@@ -126,33 +174,52 @@ def check_files(paths: Sequence[str | Path]) -> Report:
     runs: list[tuple[Path, RunConfig]] = []
     launches: list[LaunchFile] = []
     for path in map(Path, paths):
-        try:
+        with _problems_in(report):
             if _is_launch_file(path):
-                launch = load_launch_file(path)
-                launches.append(launch)
-                report.good.append(
-                    f"{path}: launch file, strategy {strategy_of(launch)}, "
-                    f"num_processes {launch.num_processes}"
-                )
+                launches.append(_check_launch_file(path, report))
             else:
-                config = load_run_config(path)
-                runs.append((path, config))
-                parameters = config.model.sizes().parameter_count
-                report.good.append(f"{path}: run configuration, {parameters:,} parameters")
-        except UsageError as error:
-            report.problems.extend(str(error).split("\n"))
+                runs.append((path, _check_run(path, report)))
     for path, config in runs:
+        # What cannot be cut for one rank cannot be cut for any number.
+        if not launches:
+            with _problems_in(report, f"{path}: "):
+                _plan(config, 1)
         for launch in launches:
-            try:
+            with _problems_in(report):
                 plan = check_pair(config, launch)
                 report.good.append(f"{path} with {launch.path}: {plan.describe()}")
-            except UsageError as error:
-                report.problems.extend(str(error).split("\n"))
+                own = launch.notes()
+                notes = [note for note in pair_notes(launch, plan) if note not in own]
+                report.good.extend(f"{path} with {launch.path}: note: {note}" for note in notes)
     return report
 
 
+@contextmanager
+def _problems_in(report: Report, where: str = "") -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        report.problems.extend(where + line for line in str(error).split("\n"))
+
+
+def _check_launch_file(path: Path, report: Report) -> LaunchFile:
+    launch = load_launch_file(path)
+    strategy, processes = strategy_of(launch), launch.num_processes
+    report.good.append(f"{path}: launch file, strategy {strategy}, num_processes {processes}")
+    report.good.extend(f"{path}: note: {note}" for note in launch.notes())
+    return launch
+
+
+def _check_run(path: Path, report: Report) -> RunConfig:
+    config = load_run_config(path)
+    parameters = config.model.sizes().parameter_count
+    report.good.append(f"{path}: run configuration, {parameters:,} parameters")
+    report.good.extend(f"{path}: note: {note}" for note in notes_on(config))
+    return config
+
+
 def _is_launch_file(path: Path) -> bool:
-    """Whether more of a file's top-level keys, slips included, are a launch file's than a run's.
+    """Whether more of a file's top-level keys, misspelt or not, are a launch file's than a run's.
 
     To train from an empty file means all defaults, but what it was meant to be nobody can tell.
     """

@@ -49,7 +49,7 @@ def common(
 
 @app.command()
 def train(
-    strategy: Annotated[str, typer.Option(help="Which launch file of configs/accelerate.")],
+    strategy: Annotated[str, typer.Option(help="One of configs/accelerate, or a launch file.")],
     config: Annotated[Path, typer.Option(help="The run configuration.", metavar="RUN.yaml")],
     overrides: Overrides = None,
     num_processes: Annotated[

@@ -1,7 +1,7 @@
 """Accelerate's launch files, read as strictly as run configurations.
 
 Accelerate ignores unknown keys in the nested sections and passes every value on through environment
-variables, so a slip would change the strategy without a word.
+variables, so a typing error would change the strategy without a word.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,23 @@ from pydantic import ValidationError
 from toolkit.backends.strategies import Strategy
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.errors import UsageError
-from toolkit.launch_keys import DeepspeedConfig, LaunchFile
+from toolkit.launch_keys import DeepspeedConfig, FsdpConfig, LaunchFile
 from toolkit.strict_yaml import load_yaml_mapping, read_yaml
 
 __all__ = ["LaunchFile", "load_launch_file", "strategy_of"]
 
 _KEYS = dotted_keys(LaunchFile)
+# Keys that a bare `no` or `yes` means the same for as `false` or `true`.
+_SWITCHES = {
+    prefix + name
+    for prefix, kind in (
+        ("", LaunchFile),
+        ("fsdp_config.", FsdpConfig),
+        ("deepspeed_config.", DeepspeedConfig),
+    )
+    for name, field in kind.model_fields.items()
+    if field.annotation in (bool, bool | None, Any)
+}
 # Accelerate's older or unprefixed spellings, and names from `torchrun` and DeepSpeed.
 _SYNONYMS = {
     "fp16": "mixed_precision",
@@ -52,12 +63,15 @@ def load_launch_file(path: str | Path) -> LaunchFile:
     Raises:
         UsageError: one line for each problem, naming the file and the key.
     """
-    written = load_yaml_mapping(path)
-    _check_accelerate_agrees(path, written)
+    written = _read_as_accelerate_does(path)
     if misplaced := list(_misplaced(written)):
         raise UsageError("\n".join(f"{path}: {problem}" for problem in misplaced))
     # Accelerate reads an empty section as an absent one.
-    values = {key: value for key, value in written.items() if value not in ({}, None)}
+    values = {
+        key: value
+        for key, value in written.items()
+        if value not in ({}, None) or key not in LaunchFile.model_fields
+    }
     if values.get("distributed_type") == "NO":
         values.setdefault("num_processes", 1)
     try:
@@ -66,7 +80,12 @@ def load_launch_file(path: str | Path) -> LaunchFile:
         problems = describe_problems(error, _KEYS, lambda _: str(path), _SYNONYMS)
         raise UsageError("\n".join(problems)) from None
     launch._path = str(path)
-    problems = [*_idle_sections(launch), *_machine_problems(launch), *_mesh_problems(launch)]
+    problems = [
+        *_idle_sections(launch),
+        *_machine_problems(launch),
+        *_fsdp_problems(launch),
+        *_mesh_problems(launch),
+    ]
     if problems:
         raise UsageError("\n".join(f"{path}: {problem}" for problem in problems))
     strategy_of(launch)
@@ -88,34 +107,60 @@ def strategy_of(launch: LaunchFile) -> Strategy:
     return _fsdp_strategy(launch)
 
 
-def _check_accelerate_agrees(path: str | Path, written: dict[str, Any]) -> None:
-    """Refuse what Accelerate reads otherwise: it follows YAML 1.1, where a bare NO is false."""
+def _read_as_accelerate_does(path: str | Path) -> dict[str, Any]:
+    """Return a launch file's values, by Accelerate's reading where only that can be meant.
+
+    It follows YAML 1.1, where a bare `no` is false.
+
+    Raises:
+        UsageError: the file cannot be read, or Accelerate reads a text or a number otherwise than
+            it looks.
+    """
+    values = _prefixed(load_yaml_mapping(path))
     try:
-        theirs = _leaves(yaml.safe_load(read_yaml(path)) or {})
+        theirs = _leaves(_prefixed(yaml.safe_load(read_yaml(path)) or {}))
     except (yaml.YAMLError, ValueError):
         raise UsageError(f"{path}: Accelerate cannot read it; quote what is not a number") from None
-    for key, ours in _leaves(written).items():
-        if theirs.get(key) != ours:
+    for key, ours in _leaves(values).items():
+        reading = theirs.get(key)
+        # As Python shows them, 1, 1.0 and True differ.
+        if repr(reading) == repr(ours):
+            continue
+        if key not in _SWITCHES or not isinstance(reading, bool):
             raise UsageError(
-                f"{path}: Accelerate reads {key} as {theirs.get(key)}, not as {ours}; "
+                f"{path}: Accelerate reads {key} as {reading!r}, not as {ours!r}; "
                 "quote text and write numbers plainly"
             )
+        section, _, name = key.rpartition(".")
+        (values[section] if section else values)[name] = reading
+    return values
+
+
+def _prefixed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with whole names in `fsdp_config`, where Accelerate takes shorter ones too."""
+    fsdp = values.get("fsdp_config")
+    if not isinstance(fsdp, dict):
+        return values
+    whole = {name.removeprefix("fsdp_"): name for name in FsdpConfig.model_fields}
+    return {**values, "fsdp_config": {whole.get(key, key): value for key, value in fsdp.items()}}
 
 
 def _misplaced(written: dict[str, Any]) -> Iterator[str]:
-    """Keys of the run configuration, by the names that DeepSpeed has for them."""
+    """Keys of the run configuration by the names that DeepSpeed has for them, and keys of old."""
     for key in _leaves(written):
         section, _, name = key.rpartition(".")
         if name in _OF_THE_RUN and section != "deepspeed_config":
             yield f"{key} must be left out: the run configuration decides with {_OF_THE_RUN[name]}"
+    if "ipex_config" in written:
+        yield "ipex_config must be left out: Accelerate has no such key since it dropped IPEX"
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return values by dotted key as Python shows them, so that 1, 1.0 and True differ."""
-    leaves: dict[str, str] = {}
+def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values by dotted key."""
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
         inner = _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
-        leaves |= inner or {f"{prefix}{key}": repr(value)}
+        leaves |= inner or {f"{prefix}{key}": value}
     return leaves
 
 
@@ -131,11 +176,11 @@ def _zero_strategy(launch: LaunchFile) -> Strategy:
 
 def _fsdp_strategy(launch: LaunchFile) -> Strategy:
     reshard = launch.fsdp_config is None or launch.fsdp_config.fsdp_reshard_after_forward
-    if launch.parallelism_config is None:
+    if launch.replicas == 1:
         return "fsdp2" if reshard else "fsdp2_no_reshard"
     if not reshard:
         raise UsageError(
-            f"{launch.path}: parallelism_config, hybrid sharding, needs "
+            f"{launch.path}: hybrid sharding of {launch.replicas} replica groups needs "
             "fsdp_reshard_after_forward: true"
         )
     return "hsdp"
@@ -168,6 +213,25 @@ def _machine_problems(launch: LaunchFile) -> Iterator[str]:
         yield f"machine_rank {launch.machine_rank} is not below num_machines {machines}"
     if machines > 1 and (launch.main_process_ip is None or not launch.main_process_port):
         yield f"num_machines {machines} needs main_process_ip and a fixed main_process_port"
+
+
+def _fsdp_problems(launch: LaunchFile) -> Iterator[str]:
+    """Settings of FSDP that contradict each other."""
+    fsdp = launch.fsdp_config
+    if fsdp is None:
+        return
+    sharding, reshard = fsdp.fsdp_sharding_strategy, fsdp.fsdp_reshard_after_forward
+    if sharding is not None and (sharding == "FULL_SHARD") != reshard:
+        yield (
+            f"fsdp_sharding_strategy: {sharding} is FSDP version 1's name for "
+            f"fsdp_reshard_after_forward: {str(not reshard).lower()}, but that is "
+            f"{str(reshard).lower()}"
+        )
+    if fsdp.fsdp_cpu_ram_efficient_loading and not fsdp.fsdp_sync_module_states:
+        yield (
+            "fsdp_sync_module_states: false is refused by Accelerate's launcher unless "
+            "fsdp_cpu_ram_efficient_loading is false; take it out"
+        )
 
 
 def _mesh_problems(launch: LaunchFile) -> Iterator[str]:

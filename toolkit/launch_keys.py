@@ -1,10 +1,12 @@
 """The keys of Accelerate's launch files, and which of their values this project stands by.
 
 Each key of Accelerate 1.15's `ClusterConfig` and of its nested sections is known here; one that
-asks for what this project does not do, or that the run configuration decides, is refused with the
-reason. Defaults are Accelerate's own, so that leaving a key out is judged by what it then means.
+asks for what this project does not do is refused with the reason, and one that it does without is
+noted. Defaults are Accelerate's own, so that leaving a key out is judged by what it then means.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
@@ -30,54 +32,94 @@ def _only(*allowed: Any, why: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+@dataclass(frozen=True)
+class _Unused:
+    """Marks a key whose values change nothing here; all but the `agreeing` ones are noted."""
+
+    why: str
+    agreeing: tuple[Any, ...] = (None, False)
+
+
+def _unused(section: Section, prefix: str = "") -> Iterator[str]:
+    """Yield a sentence for each value in the file that is not used."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _unused(value, f"{name}.")
+        for mark in field.metadata:
+            is_written = name in section.model_fields_set
+            if isinstance(mark, _Unused) and is_written and value not in mark.agreeing:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                yield f"{prefix}{name}: {shown} is not used: {mark.why}"
+
+
+# DeepSpeed's word for what the program decides.
+_AUTO = BeforeValidator(lambda value: None if value == "auto" else value)
 _TPU = _only(None, False, [], why="this project does not train on TPUs")
 _ELSEWHERE = _only(None, why="this project does not use this part of Accelerate")
-_FSDP1 = _only(None, why="it belongs to FSDP version 1 and FSDP2 ignores it")
+_FSDP1 = _Unused("it belongs to FSDP version 1, which FSDP2 has no need of")
+_OF_TRANSFORMERS = _Unused("it concerns models of transformers")
 _DATA_ONLY = _only(1, why="this project splits the data and the parameters, nothing else")
 _NO_OFFLOAD = "accumulating with offload replaces gradients instead of adding to them"
-_RECOMPUTE = "the run configuration decides with model.activation_checkpointing"
+_VERSION_1 = (
+    "version 1 (the default) is not supported; accelerate to-fsdp2 converts a file to version 2"
+)
+_RESHARD = "version 1's sharding is fsdp_reshard_after_forward in FSDP2"
 _UNIT = "each block must be a unit of its own, or the whole model is gathered at once"
 
 
 class FsdpConfig(Section):
     """`fsdp_config`: how FSDP2 shards."""
 
-    fsdp_version: Annotated[int, _only(2, why="version 1 (the default) is not supported")] = 1
-    fsdp_auto_wrap_policy: Annotated[str | None, _only("TRANSFORMER_BASED_WRAP", why=_UNIT)] = None
-    fsdp_transformer_layer_cls_to_wrap: Annotated[str | None, _only("Block", why=_UNIT)] = None
+    fsdp_version: Annotated[int, _only(2, why=_VERSION_1)] = 1
+    fsdp_auto_wrap_policy: Annotated[
+        str | None, _only("TRANSFORMER_BASED_WRAP", None, why=_UNIT)
+    ] = None
+    fsdp_transformer_layer_cls_to_wrap: Annotated[
+        str | None,
+        _only("Block", "GPT2Block", None, why=_UNIT),
+        _Unused("the class of a block is Block here", agreeing=(None, "Block")),
+    ] = None
     fsdp_reshard_after_forward: bool = True
-    fsdp_state_dict_type: Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] | None = None
+    fsdp_state_dict_type: Annotated[
+        Literal["SHARDED_STATE_DICT", "FULL_STATE_DICT"] | None,
+        _Unused("each rank writes the part that it holds", agreeing=(None, "SHARDED_STATE_DICT")),
+    ] = None
     fsdp_cpu_ram_efficient_loading: Annotated[
-        bool, _only(False, why="every rank builds the same weights (the default is true)")
+        bool, _Unused("every rank builds the same weights from the seed")
     ] = True
-    fsdp_activation_checkpointing: Annotated[bool, _only(False, why=_RECOMPUTE)] = False
-    fsdp_activation_checkpointing_offload: Annotated[bool, _only(False, why=_RECOMPUTE)] = False
+    # Held against the run's own setting in `toolkit.check`.
+    fsdp_activation_checkpointing: bool = False
+    fsdp_activation_checkpointing_offload: Annotated[
+        bool, _only(False, why="recomputed activations are not offloaded here")
+    ] = False
     fsdp_offload_params: Annotated[bool, _only(False, why=_NO_OFFLOAD)] = False
     fsdp_ignored_modules: Annotated[None, _only(None, why="every parameter is sharded")] = None
-    fsdp_min_num_params: Annotated[None, _only(None, why=_UNIT)] = None
-    fsdp_sharding_strategy: Annotated[None, _FSDP1] = None
-    fsdp_backward_prefetch: Annotated[None, _FSDP1] = None
-    fsdp_forward_prefetch: Annotated[None, _FSDP1] = None
-    fsdp_use_orig_params: Annotated[None, _FSDP1] = None
-    fsdp_sync_module_states: Annotated[None, _FSDP1] = None
+    fsdp_min_num_params: Annotated[Any, _Unused("each block is a unit, whatever its size")] = None
+    fsdp_sharding_strategy: Annotated[
+        str | None, _only("FULL_SHARD", "SHARD_GRAD_OP", None, why=_RESHARD), _FSDP1
+    ] = None
+    fsdp_backward_prefetch: Annotated[Any, _FSDP1] = None
+    fsdp_forward_prefetch: Annotated[Any, _FSDP1] = None
+    fsdp_use_orig_params: Annotated[Any, _FSDP1] = None
+    fsdp_sync_module_states: Annotated[bool, _FSDP1] = True
 
 
 class DeepspeedConfig(Section):
     """`deepspeed_config`: the ZeRO stage; what else DeepSpeed needs follows from the run."""
 
     zero_stage: int = Field(default=2, ge=0, le=3)
-    gradient_accumulation_steps: int | None = Field(default=None, ge=1)
-    gradient_clipping: float | None = Field(default=None, ge=0.0)
+    gradient_accumulation_steps: Annotated[int | None, _AUTO] = Field(default=None, ge=1)
+    gradient_clipping: Annotated[float | None, _AUTO] = Field(default=None, ge=0.0)
     # Keys of DeepSpeed's own file, often written here; Accelerate drops them without a word.
-    train_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
-    train_batch_size: int | None = Field(default=None, ge=1)
+    train_micro_batch_size_per_gpu: Annotated[int | None, _AUTO] = Field(default=None, ge=1)
+    train_batch_size: Annotated[int | None, _AUTO] = Field(default=None, ge=1)
     offload_optimizer_device: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
     offload_param_device: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
     offload_optimizer_nvme_path: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
     offload_param_nvme_path: Annotated[str | None, _only("none", None, why=_NO_OFFLOAD)] = None
-    # Both concern models and files of transformers, which a run here has none of.
-    zero3_init_flag: bool | None = None
-    zero3_save_16bit_model: bool | None = None
+    zero3_init_flag: Annotated[bool | None, _OF_TRANSFORMERS] = None
+    zero3_save_16bit_model: Annotated[bool | None, _OF_TRANSFORMERS] = None
     deepspeed_config_file: Annotated[
         None, _only(None, why="DeepSpeed's configuration is derived from the run configuration")
     ] = None
@@ -118,7 +160,7 @@ class LaunchFile(Section):
         str,
         _only(
             *("MULTI_GPU", "FSDP", "DEEPSPEED", "NO"),
-            why="these types alone start processes that know each other, with GPUs and without",
+            why="these types alone start processes that know each other, MULTI_GPU also on CPUs",
         ),
     ]
     num_processes: int = Field(default=-1)
@@ -130,14 +172,7 @@ class LaunchFile(Section):
     same_network: bool = False
     gpu_ids: str | None = None
     mixed_precision: Literal["no", "fp16", "bf16"] | None = None
-    use_cpu: Annotated[
-        bool,
-        _only(
-            False,
-            why="with true the launcher starts processes that do not know each other; "
-            "a machine without GPUs is recognised by itself",
-        ),
-    ] = False
+    use_cpu: bool = False
     debug: bool = False
     enable_cpu_affinity: bool = False
     main_training_function: str = "main"
@@ -183,6 +218,11 @@ class LaunchFile(Section):
             world_size=world_size,
             machines=self.num_machines,
         )
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each value that changes nothing, or more than it says."""
+        stays = "use_cpu: true keeps the run on the CPU, also where there is a GPU"
+        return [*_unused(self), *([stays] if self.use_cpu else [])]
 
     @property
     def path(self) -> str:

@@ -11,6 +11,7 @@ from toolkit.backends.strategies import STRATEGIES
 from toolkit.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
+_LAUNCH_FILES = (".yaml", ".yml", ".json")
 
 IS_INSTALLED = (_PACKAGE / "configs").is_dir()
 """Whether this is an installed wheel, not a checkout."""
@@ -20,16 +21,20 @@ ROOT = _PACKAGE if IS_INSTALLED else _PACKAGE.parent
 
 
 def find_launch_file(strategy: str) -> Path:
-    """Return the shipped launch file of a strategy.
+    """Return the shipped launch file of a strategy, or the file itself where a path is given.
 
     Raises:
         UsageError: there is no such strategy.
     """
-    if strategy not in STRATEGIES:
-        near = get_close_matches(strategy, STRATEGIES, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(STRATEGIES)}"
-        raise UsageError(f"unknown strategy '{strategy}'{hint}")
-    return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
+    if strategy in STRATEGIES:
+        return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
+    path = Path(strategy)
+    if path.suffix in _LAUNCH_FILES or path.is_file():
+        return path
+    near = get_close_matches(strategy, STRATEGIES, n=1)
+    known = f"there are {', '.join(STRATEGIES)}, and paths of launch files"
+    hint = f"did you mean '{near[0]}'?" if near else known
+    raise UsageError(f"unknown strategy '{strategy}'; {hint}")
 
 
 def find_main_job() -> Path:

@@ -4,11 +4,19 @@ import psutil
 import pytest
 
 from toolkit.backends import launched
-from toolkit.backends.launched import Launched, find_launch_file, launch_file_of, read_launch
+from toolkit.backends.launched import (
+    Launched,
+    find_launch_file,
+    launch_file_of,
+    leave_to_the_run,
+    read_launch,
+)
 from toolkit.errors import UsageError
 
 RANKED = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
 FSDP2 = {**RANKED, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+MESH = "PARALLELISM_CONFIG_DP_{}_SIZE"
+ONE_GROUP = (("REPLICATE", "1"), ("SHARD", "8"))
 ZERO = {**RANKED, "ACCELERATE_USE_DEEPSPEED": "true"}
 
 
@@ -32,6 +40,7 @@ def test_rank_and_world_size_are_read() -> None:
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "true"}, "fsdp2"),
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp2_no_reshard"),
         ({**FSDP2, "ACCELERATE_USE_FSDP": "True"}, "fsdp2"),
+        ({**FSDP2, **{MESH.format(name): size for name, size in ONE_GROUP}}, "fsdp2"),
         ({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "hsdp"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, "zero1"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "zero2"),
@@ -68,6 +77,37 @@ def test_replica_groups_are_what_the_launch_asks_for_or_one_per_machine(
     assert (found.strategy, found.replicas) == ("hsdp", replicas)
 
 
+def test_what_the_run_has_to_agree_to_is_read() -> None:
+    found = read_launch({**FSDP2, "FSDP_ACTIVATION_CHECKPOINTING": "true"})
+    assert (found.recomputes, found.on_cpu) == (True, False)
+    assert read_launch({"ACCELERATE_USE_CPU": "True"}).on_cpu
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_accelerate_finds_nothing_that_the_run_decides(on_cpu: bool) -> None:
+    kept = {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    environment = {
+        **kept,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_USE_CPU": "True",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+    }
+    leave_to_the_run(environment, on_cpu=on_cpu)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"} if on_cpu else {}
+    assert environment == {**kept, **hidden}
+
+
+def test_hybrid_shardings_mesh_is_accelerates_to_read() -> None:
+    environment = {
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    }
+    kept = dict(environment)
+    leave_to_the_run(environment, on_cpu=False)
+    assert environment == kept
+
+
 @pytest.mark.parametrize(
     ("said", "precision"), [("no", None), ("bf16", "bf16"), ("fp16", "fp16"), (None, None)]
 )
@@ -80,16 +120,11 @@ def test_the_launched_precision_is_read(said: str | None, precision: str | None)
     ("environment", "words"),
     [
         ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed_precision 'fp8' is not supported"),
-        ({**RANKED, "ACCELERATE_USE_CPU": "true"}, "use_cpu: true"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}, "zero_stage 0 is not supported"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"}, "deepspeed_config_file"),
         ({**FSDP2, "FSDP_VERSION": "1"}, "fsdp_version 1 is not supported"),
         ({**RANKED, "ACCELERATE_USE_FSDP": "true"}, "fsdp_version 1 is not supported"),
         ({**FSDP2, "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params: true"),
-        (
-            {**FSDP2, "FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            "set model.activation_checkpointing",
-        ),
         (
             {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
             "8 processes cannot form 3 equal replica groups",
@@ -111,6 +146,9 @@ def test_the_description_is_the_same_on_every_rank() -> None:
         "world_size": 8,
         "replicas": 1,
         "precision": None,
+        "recomputes": False,
+        "on_cpu": False,
+        "config_file": None,
     }
 
 

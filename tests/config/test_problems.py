@@ -1,5 +1,11 @@
 import pytest
 
+from toolkit.config import RunConfig
+from toolkit.config.problems import dotted_keys, unknown_key
+from toolkit.config.synonyms import SYNONYMS
+
+KEYS = dotted_keys(RunConfig)
+
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
@@ -82,3 +88,55 @@ def test_hostile_keys_are_shown_harmlessly(problems):
     assert "\x1b" not in line
     (line,) = problems(f"{'k' * 500}: 1")
     assert len(line) < 200
+
+
+def test_every_synonym_means_a_key_or_a_section_and_is_none_itself():
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
+    assert set(SYNONYMS.values()) <= {*KEYS, *sections}
+    assert not SYNONYMS.keys() & {*KEYS, *sections, *(key.rpartition(".")[2] for key in KEYS)}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("training.save_every", "training.checkpoint_every"),
+        ("training.save_steps", "training.checkpoint_every"),
+        ("training.max_steps", "training.steps"),
+        ("training.max_iters", "training.steps"),
+        ("training.num_train_epochs", "training.steps"),
+        ("training.eval_interval", "training.eval_every"),
+        ("training.learning_rate", "optimizer.lr"),
+        ("training.gradient_accumulation_steps", "batch.tokens_per_step"),
+        ("training.per_device_train_batch_size", "batch.micro_batch_size"),
+        ("training.global_batch_size", "batch.tokens_per_step"),
+        ("batch_size", "batch.micro_batch_size"),
+        ("data.block_size", "model.block_size"),
+        ("model.seq_len", "data.seq_len"),
+        ("training.bf16", "precision"),
+        ("training.warmup_iters", "optimizer.warmup_steps"),
+        ("lr_scheduler", "optimizer"),
+        ("checkpoint.interval", "training.checkpoint_every"),
+        ("compile.enable", "model.compile"),
+        ("run.name", "run_name"),
+        ("training.eval-every", "training.eval_every"),
+        ("training.save_evry", "training.checkpoint_every"),
+        ("optimizer.lr_min", "optimizer.min_lr"),
+        ("batch.microbatch_size", "batch.micro_batch_size"),
+        ("model.n_heads", "model.n_head"),
+        ("training.step", "training.steps"),
+    ],
+)
+def test_a_hint_is_what_was_meant(written, meant):
+    hint = unknown_key(written, KEYS, SYNONYMS)
+    assert hint == f"unknown key '{written}'; did you mean '{meant}'?"
+
+
+NO_COUNTERPART = (
+    "training.log_every training.logging_steps training.profile_every optimizer.eps "
+    "optimizer.momentum model.bias data.num_workers device backend init_from"
+)
+
+
+@pytest.mark.parametrize("key", NO_COUNTERPART.split())
+def test_what_has_no_counterpart_gets_no_hint(key):
+    assert unknown_key(key, KEYS, SYNONYMS) == f"unknown key '{key}'"

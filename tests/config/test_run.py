@@ -134,26 +134,56 @@ def test_ranges(problems, text, key, rule):
         ),
         ("optimizer: {betas: [0.9]}", "optimizer.betas must be two numbers"),
         ("optimizer: {betas: [0.9, 1.0]}", "optimizer.betas must be two numbers"),
-        (
-            "optimizer: {warmup_steps: 11}\ntraining: {steps: 10}",
-            "optimizer.warmup_steps 11 is beyond training.steps 10",
-        ),
-        ("training: {steps: 10, stop_at: 11}", "training.stop_at 11 is beyond training.steps 10"),
-        ("training: {sample_tokens: 9}", "training.sample_tokens is 9, but samples are written"),
-        ("training: {trackers: [wandb, wandb]}", "training.trackers names wandb twice"),
-        ("training: {eval_every: 5}", "training.eval_every is 5, but data.val names no shards"),
-        (
-            "batch: {tokens_per_step: 1500}",
-            "batch.tokens_per_step 1500 is no multiple of data.seq_len 1024",
-        ),
-        ("output_dir: ~nobody-here/runs", "output_dir is taken literally"),
-        ("output_dir: $HOME/runs", "output_dir is taken literally"),
     ],
 )
 def test_impossible_combinations(problems, text, sentence):
     (line,) = problems(text)
     assert line.startswith("demo.yaml: ")
     assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("", []),
+        ("optimizer: {warmup_steps: 10}\ntraining: {steps: 10, stop_at: 10}", []),
+        (
+            "optimizer: {lr: 1e-3, warmup_steps: 10}\ntraining: {steps: 4}",
+            [
+                "optimizer.warmup_steps 10 is beyond training.steps 4: the run ends in warm-up, "
+                "at a learning rate of 0.0004"
+            ],
+        ),
+        (
+            "training: {steps: 10, stop_at: 11}",
+            ["training.stop_at 11 is beyond training.steps 10: the run ends after 10"],
+        ),
+        (
+            "training: {sample_tokens: 9}",
+            [
+                "training.sample_tokens is 9, but samples come with evaluations and "
+                "training.eval_every is 0: no samples"
+            ],
+        ),
+        (
+            "training: {eval_every: 5}",
+            ["training.eval_every is 5, but data.val names no shards: no validation loss"],
+        ),
+        ("training: {eval_every: 5, sample_tokens: 9}\ndata: {val: a}", []),
+    ],
+)
+def test_what_is_clear_is_done_and_noted(load, text, notes):
+    assert load(text).notes() == notes
+
+
+@pytest.mark.parametrize(("stop_at", "last"), [("null", 10), ("4", 4), ("10", 10), ("11", 10)])
+def test_a_run_ends_at_the_earlier_of_its_two_ends(load, stop_at, last):
+    assert load(f"training: {{steps: 10, stop_at: {stop_at}}}").training.last_step == last
+
+
+@pytest.mark.parametrize("trackers", ["wandb", "[wandb]", "[wandb, wandb]"])
+def test_a_tracker_may_stand_alone_or_be_named_twice(load, trackers):
+    assert load(f"training: {{trackers: {trackers}}}").training.trackers == ("wandb",)
 
 
 def test_no_number_in_the_defaults_is_infinite():

@@ -116,9 +116,47 @@ def test_a_run_leaves_the_promised_files(folder: Path, straight: str) -> None:
     assert found["final_loss"] == metrics(folder, "straight")[-2]["loss"]
 
 
+IN_ACCELERATES_WORDS = """
+distributed_type: FSDP
+num_processes: 2
+mixed_precision: 'no'
+main_process_port: 0
+use_cpu: true
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: GPT2Block
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_activation_checkpointing: true
+parallelism_config:
+  parallelism_config_dp_replicate_size: 1
+  parallelism_config_dp_shard_size: 2
+"""
+
+
 def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
+    """Also by a launch file that puts in Accelerate's words what the run does by itself."""
     carry_on(folder, "again", from_run="straight")
-    printed = train(folder, "fsdp2", 2, "again")
+    path = folder / "für zwei CPUs.yaml"
+    path.write_text(IN_ACCELERATES_WORDS)
+    command = [Path(sys.executable).with_name("toolkit"), "train", "--strategy", path]
+    words = ["--config", folder / "run.yaml", "run_name=again", "seed=1", "seed=1337"]
+    result = subprocess.run(
+        [*map(str, (*command, *words)), "model.activation_checkpointing=true"],
+        env={**os.environ, "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    printed = result.stdout
+    notes = [line.split()[1] for line in printed.splitlines() if line.startswith("note ")]
+    assert notes == [
+        "override",
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap:",
+        "fsdp_config.fsdp_cpu_ram_efficient_loading:",
+        "use_cpu:",
+    ]
     assert "carrying on from" in printed
     assert curve(folder, "again") == curve(folder, "straight")
     last = "checkpoints/step_00000006"

@@ -19,6 +19,12 @@ def test_warm_up_rises_in_equal_parts_from_above_zero_to_the_peak() -> None:
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
+def test_a_run_that_ends_in_warm_up_begins_as_a_longer_one() -> None:
+    config = optimizer(warmup_steps=10)
+    assert curve(config, steps=4, updates=4) == curve(config, steps=20, updates=4)
+    assert lr_at(3, config, steps=4) == pytest.approx(0.4)
+
+
 def test_half_a_cosine_leads_from_the_peak_to_the_floor() -> None:
     """By hand: cos 0, 45, 90, 135 degrees, over a span of 0.9 above 0.1."""
     found = curve(optimizer(warmup_steps=2), steps=6, updates=7)[2:]

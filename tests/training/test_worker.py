@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 
 from tests.data.shard_files import write_llmc
@@ -129,10 +130,42 @@ def test_a_file_where_the_run_folder_goes_is_named(
 def test_a_launch_of_another_kind_is_refused(
     capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     refused = Refused(capsys, run_file)
     assert refused.code == 2
-    assert "use_cpu: true" in refused.sentence
+    assert "mixed_precision 'fp8' is not supported" in refused.sentence
+
+
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_a_launch_file_may_keep_a_run_off_the_gpus(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, use_cpu: bool
+) -> None:
+    launch_file = run_file.parent / "launch.yaml"
+    launch_file.write_text(f"distributed_type: 'NO'\nuse_cpu: {str(use_cpu).lower()}\n")
+    monkeypatch.setattr(worker, "find_launch_file", lambda: launch_file)
+    found = []
+    monkeypatch.setattr(worker, "leave_to_the_run", lambda _, *, on_cpu: found.append(on_cpu))
+    assert worker.main(["--config", str(run_file), "data.train=none"]) == 2
+    assert found == [use_cpu]
+
+
+def test_what_is_done_otherwise_than_written_is_noted_before_the_first_step(
+    capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    changes = ["optimizer.warmup_steps=10", "training.steps=2", "training.stop_at=3", "seed=1"]
+    assert worker.main(["--config", str(run_file), *changes, "seed=2", "training.steps=2"]) == 0
+    printed = capsys.readouterr().out
+    notes = [line[11:] for line in printed.splitlines() if line.startswith("note ")]
+    assert [note.split(",")[0] for note in notes] == [
+        "override 'seed=1' gives way to the later 'seed=2'",
+        "optimizer.warmup_steps 10 is beyond training.steps 2: the run ends in warm-up",
+        "training.stop_at 3 is beyond training.steps 2: the run ends after 2",
+    ]
+    assert printed.index("note ") < printed.index("step     1/2")
+    assert "lr 2.00e-04" in printed
+    folder = run_file.parent / "runs" / run_file.stem
+    assert yaml.safe_load((folder / "launch.yaml").read_text())["notes"] == notes
+    assert summary(run_file)["steps"] == 2
 
 
 def test_an_engine_that_is_not_installed_is_refused(

@@ -5,17 +5,27 @@ variables beside torchrun's RANK and WORLD_SIZE. This is the one place that read
 file itself is not among them; it is found on the command line of the launcher, the parent process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit.backends.strategies import Precision, Strategy, replica_groups
 from toolkit.errors import UsageError
 
+_REPLICAS = "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"
+
 
 @dataclass(frozen=True)
 class Launched:
-    """One process's share of a launch; `replicas` counts the replica groups of hybrid sharding."""
+    """One process's share of a launch.
+
+    Attributes:
+        replicas: the replica groups of hybrid sharding; 1 under every other strategy.
+        precision: None where the launch leaves it to the run.
+        recomputes: whether FSDP was asked to checkpoint activations.
+        on_cpu: whether the GPUs, if there are any, are to be left alone.
+        config_file: the launch file, where it is known.
+    """
 
     strategy: Strategy
     rank: int
@@ -23,6 +33,9 @@ class Launched:
     world_size: int
     replicas: int
     precision: Precision | None
+    recomputes: bool = False
+    on_cpu: bool = False
+    config_file: str | None = None
 
     def describe(self) -> dict[str, object]:
         """Return what is the same on every rank, to be stored with the run."""
@@ -38,18 +51,43 @@ def read_launch(environment: Mapping[str, str]) -> Launched:
         UsageError: the variables ask for something this toolkit has no strategy for.
     """
     world_size = int(environment.get("WORLD_SIZE", "1"))
+    replicas = _replicas(environment, world_size)
     _check_accumulation(environment)
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16", "fp16"):
         raise UsageError(f"mixed_precision '{precision}' is not supported; use no, bf16 or fp16")
     return Launched(
-        strategy=_strategy(environment),
+        strategy=_strategy(environment, replicas),
         rank=int(environment.get("RANK", "0")),
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=world_size,
-        replicas=_replicas(environment, world_size),
+        replicas=replicas,
         precision=None if precision == "no" else precision,  # type: ignore[arg-type]
+        recomputes=_is_true(environment, "FSDP_ACTIVATION_CHECKPOINTING"),
+        on_cpu=_is_true(environment, "ACCELERATE_USE_CPU"),
     )
+
+
+def leave_to_the_run(environment: MutableMapping[str, str], *, on_cpu: bool) -> None:
+    """Take out of the environment what Accelerate would follow where the run decides.
+
+    Must be done before `torch` looks for GPUs.
+
+    Args:
+        environment: this process's.
+        on_cpu: hide the GPUs as well. Accelerate's own way of staying on the CPU turns FSDP into
+            DDP, and its launcher passes `use_cpu` on to a single process only.
+    """
+    for key in (
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        "ACCELERATE_USE_CPU",
+        "FSDP_ACTIVATION_CHECKPOINTING",
+    ):
+        environment.pop(key, None)
+    if int(environment.get(_REPLICAS, "1")) == 1:
+        environment.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
+    if on_cpu:
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
 
 
 def _check_accumulation(environment: Mapping[str, str]) -> None:
@@ -68,16 +106,11 @@ def _check_accumulation(environment: Mapping[str, str]) -> None:
         )
 
 
-def _strategy(environment: Mapping[str, str]) -> Strategy:
-    if _is_true(environment, "ACCELERATE_USE_CPU"):
-        raise UsageError(
-            "use_cpu: true makes the launcher start processes that do not know of each other; "
-            "set use_cpu: false, the CPU is used where there is no GPU"
-        )
+def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return _zero_stage(environment)
     if _is_true(environment, "ACCELERATE_USE_FSDP"):
-        return _fsdp2(environment)
+        return _fsdp2(environment, replicas)
     return "ddp" if "LOCAL_RANK" in environment else "single"
 
 
@@ -93,18 +126,13 @@ def _zero_stage(environment: Mapping[str, str]) -> Strategy:
     return stages[stage]
 
 
-def _fsdp2(environment: Mapping[str, str]) -> Strategy:
+def _fsdp2(environment: Mapping[str, str], replicas: int) -> Strategy:
     version = environment.get("FSDP_VERSION", "1")
     if version != "2":
         raise UsageError(f"fsdp_version {version} is not supported; use fsdp_version: 2")
     if _is_true(environment, "FSDP_OFFLOAD_PARAMS"):
         raise UsageError("fsdp_offload_params: true is not supported: offload replaces gradients")
-    if _is_true(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
-        raise UsageError(
-            "fsdp_activation_checkpointing: true is not supported; "
-            "set model.activation_checkpointing in the run configuration"
-        )
-    if "PARALLELISM_CONFIG_DP_REPLICATE_SIZE" in environment:
+    if replicas > 1:
         return "hsdp"
     reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
     return "fsdp2" if reshard == "true" else "fsdp2_no_reshard"
@@ -112,10 +140,10 @@ def _fsdp2(environment: Mapping[str, str]) -> Strategy:
 
 def _replicas(environment: Mapping[str, str], world_size: int) -> int:
     """Replica groups; torchrun counts the launchers, one per machine, in GROUP_WORLD_SIZE."""
-    if "PARALLELISM_CONFIG_DP_REPLICATE_SIZE" not in environment:
+    if _REPLICAS not in environment:
         return 1
     return replica_groups(
-        groups=int(environment["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"]),
+        groups=int(environment[_REPLICAS]),
         shards=int(environment.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", "1")),
         world_size=world_size,
         machines=int(environment.get("GROUP_WORLD_SIZE", "1")),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from toolkit.backends.launched import Launched
+from toolkit.backends.launched import Launched, leave_to_the_run
 from toolkit.errors import HangError, UsageError
 
 _ATTEMPT = "attempt"
@@ -35,6 +35,7 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
             has two processes of one rank.
         HangError: not all processes came within `timeout`.
     """
+    leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
     # Accelerate would pick Apple's GPU, which has no collectives.
     if launched.strategy != "single" and not torch.cuda.is_available():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"

@@ -94,7 +94,7 @@ def replicas_of(strategy: Strategy, *, machines: int = 1) -> int:
 
 
 def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) -> int:
-    """Return the replica groups of hybrid sharding that a launch asks for.
+    """Return the replica groups that a launch asks for: 1 is plain sharding over all ranks.
 
     Args:
         groups: Accelerate's `dp_replicate_size`; 1, its default, leaves it open.
@@ -104,7 +104,7 @@ def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) 
         machines: how many machines the ranks are on.
 
     Raises:
-        UsageError: so many ranks cannot form these groups, or there is one group alone.
+        UsageError: so many ranks cannot form these groups.
     """
     if groups > 1 and shards > 1 and groups * shards != world_size:
         raise UsageError(
@@ -122,11 +122,6 @@ def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) 
         raise UsageError(
             f"{groups} replica groups on {world_size} processes leave nothing to shard over; "
             f"use ddp, or at least {2 * groups} processes"
-        )
-    if groups == 1:
-        raise UsageError(
-            f"one replica group of {shards} processes is plain sharding; use fsdp2, or smaller "
-            "groups"
         )
     return groups
 

@@ -1,6 +1,6 @@
 """The run's configuration: what is trained, as one frozen, fully checked value."""
 
-from toolkit.config.load import dotted_values, dump_run_config, load_run_config
+from toolkit.config.load import dotted_values, dump_run_config, load_run_config, notes_on
 from toolkit.config.run import RunConfig
 from toolkit.config.sections import (
     BatchConfig,
@@ -20,4 +20,5 @@ __all__ = [
     "dotted_values",
     "dump_run_config",
     "load_run_config",
+    "notes_on",
 ]

@@ -7,31 +7,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.config.problems import describe_problems, dotted_keys, unknown_key
-from toolkit.config.run import RUN_NAME, RunConfig
+from toolkit.config.run import RunConfig, is_run_name
+from toolkit.config.synonyms import SYNONYMS
 from toolkit.errors import UsageError
 from toolkit.strict_yaml import dump_yaml, load_yaml, load_yaml_mapping
 
 _KEYS = dotted_keys(RunConfig)
 _SECTIONS = {key.partition(".")[0] for key in _KEYS if "." in key}
-# What other trainers call these keys.
-_SYNONYMS = {
-    "learning_rate": "optimizer.lr",
-    "max_lr": "optimizer.lr",
-    "min_learning_rate": "optimizer.min_lr",
-    "warmup": "optimizer.warmup_steps",
-    "max_grad_norm": "optimizer.grad_clip",
-    "gradient_clipping": "optimizer.grad_clip",
-    "max_steps": "training.steps",
-    "batch_size": "batch.micro_batch_size",
-    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
-    "global_batch_size": "batch.tokens_per_step",
-    "gradient_accumulation_steps": "batch.tokens_per_step",
-    "grad_accum_steps": "batch.tokens_per_step",
-    "mixed_precision": "precision",
-    "dtype": "precision",
-    "context_length": "model.block_size",
-    "gradient_checkpointing": "model.activation_checkpointing",
-}
+_TEXTS = {key for key, field in RunConfig.model_fields.items() if field.annotation is str}
 
 
 def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -55,8 +38,19 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfi
         def source_of(keys: Collection[str]) -> str:
             return ", ".join(origins[key] for key in origins if key in keys) or str(path)
 
-        problems = describe_problems(error, _KEYS, source_of, _SYNONYMS)
+        problems = describe_problems(error, _KEYS, source_of, SYNONYMS)
         raise UsageError("\n".join(problems)) from None
+
+
+def notes_on(config: RunConfig, overrides: Sequence[str] = ()) -> list[str]:
+    """Return what should be known of a configuration though it is right, a sentence each."""
+    last = {override.partition("=")[0]: override for override in overrides}
+    replaced = [
+        f"override '{override[:100]}' gives way to the later '{later[:100]}'"
+        for override in overrides
+        if (later := last[override.partition("=")[0]]) != override
+    ]
+    return [*replaced, *config.notes()]
 
 
 def dump_run_config(config: RunConfig) -> str:
@@ -89,21 +83,25 @@ def _apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[s
             keys = ", ".join(known for known in _KEYS if known.startswith(f"{key}."))
             problems.append(f"{source}: '{key}' is a section; override one of its keys: {keys}")
         elif key not in _KEYS:
-            problems.append(f"{source}: {unknown_key(key, _KEYS, _SYNONYMS)}")
-        elif key in origins:
-            problems.append(f"{source}: '{key}' is overridden twice")
+            problems.append(f"{source}: {unknown_key(key, _KEYS, SYNONYMS)}")
         else:
             origins[key] = source
             target = values.setdefault(section, {}) if section else values
             if isinstance(target, dict):
-                target[name] = load_yaml(text, source=source)
+                target[name] = _read_value(key, text, source)
     if problems:
         raise UsageError("\n".join(problems))
     return origins
 
 
+def _read_value(key: str, text: str, source: str) -> Any:
+    """Read an override as YAML, but a number as text where that is wanted: shells strip quotes."""
+    value = load_yaml(text, source=source)
+    return text.strip() if key in _TEXTS and isinstance(value, int | float) else value
+
+
 def _run_name_of(path: str | Path) -> str:
     stem = Path(path).stem
-    if not RUN_NAME.fullmatch(stem):
+    if not is_run_name(stem):
         raise UsageError(f"{path}: the file's name cannot name the run; set run_name")
     return stem

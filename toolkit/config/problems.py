@@ -34,7 +34,7 @@ OF_THE_KEY = "of_the_key"
 
 _TOO_LONG = re.compile(rf"[-+]?\d{{{MAX_DIGITS + 1},}}")
 _WORD = re.compile(r"\w+(?:\.\w+)*")
-_NEAR = 0.6
+_NEAR = 0.7
 _SHOWN = 60
 _MOST_PROBLEMS = 20
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -60,18 +60,43 @@ def unknown_key(key: str, known: Collection[str], synonyms: Mapping[str, str] = 
         known: the right keys, dotted; their sections count as right too.
         synonyms: what other programs call a key, to the right dotted key.
     """
-    section, _, name = key.rpartition(".")
+    section, _, name = key.replace("-", "_").rpartition(".")
+    nearest = synonyms.get(f"{section}.{name}") or _nearest(section, name, known, synonyms)
+    return f"unknown key {key[:_SHOWN]!r}" + (f"; did you mean '{nearest}'?" if nearest else "")
+
+
+def _nearest(
+    section: str, name: str, known: Collection[str], synonyms: Mapping[str, str]
+) -> str | None:
     sections = dict.fromkeys(other.rpartition(".")[0] for other in known if "." in other)
     spellings = [(other.rpartition(".")[2], other) for other in (*known, *sections)]
-    best, nearest = _NEAR, ""
-    for spelling, target in (*spellings, *synonyms.items()):
-        likeness = SequenceMatcher(None, name, spelling).ratio()
-        # A slip inside the right section is likelier than the right name in a wrong one, unless
-        # that name is exactly right.
-        likeness += 0.2 * (likeness >= _NEAR and target.rpartition(".")[0] == section)
+    spellings += [(other, key) for other, key in synonyms.items() if "." not in other]
+    best, nearest = _NEAR, None
+    for spelling, target in spellings:
+        likeness = _likeness(name, spelling)
+        # A typing error inside the right section is likelier than one inside another, but not
+        # likelier than a name that is exactly right.
+        if likeness == 1:
+            likeness = 2
+        elif likeness >= _NEAR and target.rpartition(".")[0] == section:
+            likeness += 0.2
         if likeness > best:
             best, nearest = likeness, target
-    return f"unknown key {key[:_SHOWN]!r}" + (f"; did you mean '{nearest}'?" if nearest else "")
+    return nearest
+
+
+def _likeness(written: str, right: str) -> float:
+    """Return how like two names are by their least like word, 1 for the same words in any order.
+
+    Names of other meaning often share a word, as `save_every` and `eval_every` do.
+    """
+    ours, theirs = sorted(written.split("_")), sorted(right.split("_"))
+    if len(ours) != len(theirs):
+        ours, theirs = [written.replace("_", "")], [right.replace("_", "")]
+    return min(
+        SequenceMatcher(None, one, other).ratio() - 0.05 * abs(len(one) - len(other))
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 def describe_problems(

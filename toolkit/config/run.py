@@ -2,21 +2,25 @@
 
 import re
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-from typing_extensions import Self
+from pydantic import Field, ValidationInfo, field_validator
 
 from toolkit.backends.strategies import Accumulation, Precision
 from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
     ModelConfig,
-    NamedPath,
     OptimizerConfig,
+    PathText,
     Section,
     TrainingConfig,
 )
 
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a name is that of one folder, on every shell's command line and in every listing."""
+    return bool(_FOLDER_NAME.fullmatch(name)) and name.isprintable()
 
 
 class RunConfig(Section):
@@ -31,7 +35,7 @@ class RunConfig(Section):
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
     """Fixes the initial weights, the data order and dropout."""
-    output_dir: NamedPath = "runs"
+    output_dir: PathText = "runs"
     """Folder that holds the run folders."""
     run_name: str = "run"
     """Name of the run folder; left out, the configuration file's name without its ending."""
@@ -55,40 +59,37 @@ class RunConfig(Section):
     @field_validator("run_name")
     @classmethod
     def _run_name_is_plain(cls, name: str) -> str:
-        if not RUN_NAME.fullmatch(name):
+        if not is_run_name(name):
             raise ValueError(
-                f"run_name must be up to 100 letters, digits, '.', '_' or '-' and start with a "
-                f"letter or digit, got {name[:120]!r}"
+                "run_name must be up to 100 printable characters, none of them '/' or '\\', not "
+                "begin with '.', '-', '~', '$' or a space, and not end with a space, got "
+                f"{name[:120]!r}"
             )
         return name
 
-    @field_validator("output_dir")
-    @classmethod
-    def _output_dir_is_literal(cls, path: str) -> str:
-        if path.startswith("~") or "$" in path or "\0" in path:
-            raise ValueError(
-                f"output_dir is taken literally except for '~', the home folder: '$', NUL and an "
-                f"unknown '~user' are refused, got {path!r}"
+    def notes(self) -> list[str]:
+        """Return a sentence for each value that others keep from doing what it does by itself."""
+        training, warmup_steps = self.training, self.optimizer.warmup_steps
+        notes = []
+        if warmup_steps > training.steps:
+            notes.append(
+                f"optimizer.warmup_steps {warmup_steps:,} is beyond training.steps "
+                f"{training.steps:,}: the run ends in warm-up, at a learning rate of "
+                f"{self.optimizer.lr * training.steps / warmup_steps:.3g}"
             )
-        return path
-
-    @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
-        problems = []
-        if self.optimizer.warmup_steps > self.training.steps:
-            problems.append(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} is beyond "
-                f"training.steps {self.training.steps}"
+        if training.stop_at is not None and training.stop_at > training.steps:
+            notes.append(
+                f"training.stop_at {training.stop_at:,} is beyond training.steps "
+                f"{training.steps:,}: the run ends after {training.steps:,}"
             )
-        if self.training.eval_every and not self.data.val:
-            problems.append(
-                f"training.eval_every is {self.training.eval_every}, but data.val names no shards"
+        if training.eval_every and not self.data.val:
+            notes.append(
+                f"training.eval_every is {training.eval_every:,}, but data.val names no shards: "
+                "no validation loss"
             )
-        if self.batch.tokens_per_step % self.data.seq_len:
-            problems.append(
-                f"batch.tokens_per_step {self.batch.tokens_per_step} is no multiple of "
-                f"data.seq_len {self.data.seq_len}"
+        if training.sample_tokens and not training.eval_every:
+            notes.append(
+                f"training.sample_tokens is {training.sample_tokens:,}, but samples come with "
+                "evaluations and training.eval_every is 0: no samples"
             )
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
+        return notes

@@ -16,8 +16,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
+from toolkit.config.problems import OF_THE_KEY
 from toolkit.model.sizes import (
     GPT2_BLOCK_SIZE,
     PADDED_VOCAB_SIZE,
@@ -37,16 +39,27 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _as_paths(value: Any) -> Any:
-    """One path, a list of them or null, all as a tuple."""
+def _as_texts(value: Any) -> Any:
+    """One text, a list of them or null, all as a tuple."""
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-NamedPath = Annotated[NonEmpty, AfterValidator(os.path.expanduser)]
-Paths = Annotated[tuple[NamedPath, ...], BeforeValidator(_as_paths)]
+
+
+def _expanded(path: str) -> str:
+    """Put the home folder for a leading `~` and the environment's values for `$NAME`."""
+    expanded = os.path.expandvars(os.path.expanduser(path))
+    if expanded.startswith("~") or "$" in expanded or "\0" in expanded:
+        wrong = f"must be a path whose '~' and '$NAME' are known here, got {path[:120]!r}"
+        raise PydanticCustomError(OF_THE_KEY, "{wrong}", {"wrong": wrong})
+    return expanded
+
+
+PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
+Paths = Annotated[tuple[PathText, ...], BeforeValidator(_as_texts)]
 Steps = Annotated[int, Field(ge=0, le=_MAX_STEPS)]
 Tracker = Literal[
     "tensorboard",
@@ -233,32 +246,17 @@ class TrainingConfig(Section):
     """When the loss is far above that of the steps before: say so, or roll back as well."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
-    trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ()
-    """Experiment trackers that also get the metrics, by Accelerate's names."""
+    trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
+    """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
     tracker_project: NonEmpty = "scaling-toolkit"
     """The trackers' project, in which runs are laid over each other by run_name."""
 
     @field_validator("trackers")
     @classmethod
-    def _trackers_are_different(cls, trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
-        twice = [tracker for tracker in trackers if trackers.count(tracker) > 1]
-        if twice:
-            raise ValueError(f"training.trackers names {twice[0]} twice")
-        return trackers
+    def _each_tracker_once(cls, trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+        return tuple(dict.fromkeys(trackers))
 
-    @model_validator(mode="after")
-    def _stops_within_schedule(self) -> Self:
-        if self.stop_at is not None and self.stop_at > self.steps:
-            raise ValueError(
-                f"training.stop_at {self.stop_at} is beyond training.steps {self.steps}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _samples_have_an_occasion(self) -> Self:
-        if self.sample_tokens and not self.eval_every:
-            raise ValueError(
-                f"training.sample_tokens is {self.sample_tokens}, but samples are written with "
-                "evaluations and training.eval_every is 0"
-            )
-        return self
+    @property
+    def last_step(self) -> int:
+        """The step that the run ends after."""
+        return min(self.steps, self.stop_at or self.steps)

@@ -103,7 +103,7 @@ class Loop:
             Preempted: a signal asked for the end; the state is saved.
         """
         training = self.config.training
-        last = training.stop_at or training.steps
+        last = training.last_step
         if self.step >= last:
             self.say(f"nothing to do: {self.step} of {last} steps are done")
         try:

@@ -11,13 +11,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toolkit.backends.launched import Launched, find_launch_file, read_launch
+from toolkit.backends.launched import Launched, find_launch_file, leave_to_the_run, read_launch
 from toolkit.backends.strategies import check_installed
-from toolkit.check import check_pair
-from toolkit.config import RunConfig, dotted_values, load_run_config
+from toolkit.check import check_launched
+from toolkit.config import RunConfig, dotted_values, load_run_config, notes_on
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.home import expand_words
-from toolkit.launch_file import load_launch_file
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
@@ -51,9 +50,10 @@ def main(arguments: Sequence[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = load_run_config(options.config, options.overrides)
-        launched = read_launch(os.environ)
+        launched, notes = check_launched(config, read_launch(os.environ), find_launch_file())
         check_installed(launched.strategy)
-        launch = _check_launch(config, launched)
+        launch = {**launched.describe(), "notes": [*notes_on(config, options.overrides), *notes]}
+        leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
         folder = make_run_folder(config)
         with sole_user(folder) if launched.rank == 0 else nullcontext():
             return _train(config, launched, launch, folder, strict=options.strict)
@@ -73,22 +73,6 @@ def end_process(code: int) -> NoReturn:
         with suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def _check_launch(config: RunConfig, launched: Launched) -> dict[str, Any]:
-    """Hold the launch file against the run; return how the run was launched, to be stored.
-
-    Accelerate drops unknown keys in silence, so only the file itself can show a slip in it.
-    """
-    path = find_launch_file()
-    if path is not None:
-        check_pair(
-            config,
-            load_launch_file(path),
-            world_size=launched.world_size,
-            replicas=launched.replicas,
-        )
-    return {"config_file": str(path) if path else None, **launched.describe()}
 
 
 def _train(
@@ -173,6 +157,8 @@ def _run(
         run = build_run(config, launched, folder)
         for line in header(config, run, launched, folder):
             say(line)
+        for note in launch["notes"]:
+            say(f"note       {note}")
         if warning := warning_before(estimate, _memory_of(run.engine.device)):
             say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
