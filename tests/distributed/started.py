@@ -52,6 +52,30 @@ def start(
     )
 
 
+def start_toolkit(
+    folder: Path, strategy: Strategy, ranks: int, name: str, *overrides: str
+) -> "subprocess.Popen[str]":
+    """`toolkit train`, which leads a process group that its launcher and ranks are not in."""
+    words = [
+        str(Path(sys.executable).with_name("toolkit")),
+        "train",
+        "--strategy",
+        strategy,
+        "--num-processes",
+        str(ranks),
+    ]
+    words += ["--config", str(folder / "run.yaml"), f"run_name={name}", *overrides]
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words,
+        env={**os.environ, **settings, "HF_HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def run(*arguments: Any, **settings: Any) -> Ended:
     return Ended(start(*arguments, **settings))
 

@@ -1,0 +1,99 @@
+"""Whoever owns a run takes it along: when stopped, when going on, and when killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.started import left_over, start_toolkit, wait_until
+from tests.distributed.test_preemption import ENDLESS, has_begun
+from tests.distributed.test_runs import curve, folder, metrics, summary, train
+from toolkit.backends.strategies import Strategy
+
+__all__ = ["folder"]  # the fixture
+pytestmark = pytest.mark.distributed
+
+LIMIT_S = 2
+"""Of time without progress; collectives have some seconds more."""
+
+
+def steps(folder: Path, name: str) -> int:
+    return max(record["step"] for record in metrics(folder, name))
+
+
+def stop_all(process: psutil.Popen, folder: Path, name: str) -> None:
+    """Ctrl-Z at the terminal of `toolkit train`."""
+    os.killpg(process.pid, signal.SIGTSTP)
+    # Itself, the launcher and two ranks.
+    wait_until(lambda: [p.status() for p in left_over(folder, name)] == 4 * ["stopped"], limit_s=20)
+
+
+def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -> None:
+    """For longer than a hang and a collective may take; and the curve is as if nothing was."""
+    name, whole = "paused", "whole"
+    keys = ("training.steps=100", f"training.timeout_s={LIMIT_S}")
+    process = start_toolkit(folder, "ddp", 2, name, *keys)
+    wait_until(lambda: has_begun(folder, name), limit_s=60)
+    stop_all(process, folder, name)
+    before = steps(folder, name)
+    time.sleep(LIMIT_S + 7)
+    assert steps(folder, name) == before < 100
+    os.killpg(process.pid, signal.SIGCONT)
+    _, complaint = process.communicate(timeout=100)
+    assert (process.returncode, complaint) == (0, "")
+    assert steps(folder, name) == 100
+    train(folder, "ddp", 2, whole, *keys)
+    assert curve(folder, name) == curve(folder, whole)
+
+
+def test_an_owner_that_is_killed_while_all_are_stopped_takes_them_along(folder: Path) -> None:
+    """Which many do to a program that does not listen: Ctrl-Z, and then `kill -9 %1`."""
+    name = "killed-stopped"
+    process = start_toolkit(folder, "fsdp2", 2, name, ENDLESS)
+    wait_until(lambda: has_begun(folder, name), limit_s=60)
+    stop_all(process, folder, name)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not left_over(folder, name), limit_s=30)
+    assert summary(folder, name)["exit"] == 75
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("strategy", "number"),
+    [
+        ("ddp", signal.SIGKILL),
+        ("zero2", signal.SIGKILL),
+        ("single", signal.SIGKILL),
+        ("ddp", signal.SIGABRT),
+        ("single", signal.SIGTRAP),
+    ],
+)
+def test_an_owner_that_is_killed_takes_launcher_and_ranks_along(
+    folder: Path, strategy: Strategy, number: signal.Signals
+) -> None:
+    name = f"killed-{strategy}-{number.name}"
+    process = start_toolkit(folder, strategy, 1 if strategy == "single" else 2, name, ENDLESS)
+    wait_until(lambda: has_begun(folder, name), limit_s=60)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+    wait_until(lambda: not left_over(folder, name), limit_s=30)
+    found = summary(folder, name)
+    assert found["exit"] == 75
+    assert found["steps"] == steps(folder, name)
+
+
+@pytest.mark.long
+def test_an_owner_that_is_killed_at_the_start_takes_them_along(folder: Path) -> None:
+    """At any moment from the launcher's first to the ranks' last before training."""
+    for after_s in (0.0, 0.1, 0.5, 2.0, 4.0):
+        name = f"killed-after-{after_s}"
+        process = start_toolkit(folder, "ddp", 2, name, ENDLESS)
+        wait_until(lambda name=name: len(left_over(folder, name)) > 1, limit_s=60)
+        time.sleep(after_s)
+        process.kill()
+        process.wait()
+        wait_until(lambda name=name: not left_over(folder, name), limit_s=30)
