@@ -1,6 +1,6 @@
 """`accelerate launch`, without the launcher's own traceback when a worker has said what is wrong.
 
-The worker's exit code stands in the run's summary; the launcher's is 1 for any of them.
+The worker's exit code stands in the run's `last_start.json`; the launcher's is 1 for any of them.
 """
 
 import logging

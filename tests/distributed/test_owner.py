@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.distributed.started import left_over, start_toolkit, wait_until
 from tests.distributed.test_preemption import ENDLESS, has_begun
 from tests.distributed.test_runs import curve, folder, metrics, summary, train
 from toolkit.backends.strategies import Strategy
+from toolkit.train import ROOT
 
 __all__ = ["folder"]  # the fixture
 pytestmark = pytest.mark.distributed
@@ -43,7 +46,8 @@ def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -
     assert steps(folder, name) == before < 100
     os.killpg(process.pid, signal.SIGCONT)
     _, complaint = process.communicate(timeout=100)
-    assert (process.returncode, complaint) == (0, "")
+    assert process.returncode == 0, complaint
+    assert "error" not in complaint
     assert steps(folder, name) == 100
     train(folder, "ddp", 2, whole, *keys)
     assert curve(folder, name) == curve(folder, whole)
@@ -84,6 +88,29 @@ def test_an_owner_that_is_killed_takes_launcher_and_ranks_along(
     found = summary(folder, name)
     assert found["exit"] == 75
     assert found["steps"] == steps(folder, name)
+
+
+@pytest.mark.long
+def test_verify_owns_its_processes_as_well(folder: Path) -> None:
+    """They stop and go on with it, and are gone with it."""
+    program = str(Path(sys.executable).with_name("toolkit"))
+    words = ["verify", "--strategies", "ddp", "--world-sizes", "2", "--steps", "50"]
+    with subprocess.Popen(
+        [program, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        owner = psutil.Process(process.pid)
+        # The launcher and two ranks.
+        wait_until(lambda: len(owner.children(recursive=True)) >= 3, limit_s=60)
+        below = owner.children(recursive=True)
+        owner.send_signal(signal.SIGTSTP)
+        wait_until(lambda: {p.status() for p in (owner, *below)} == {"stopped"}, limit_s=20)
+        owner.send_signal(signal.SIGCONT)
+        wait_until(lambda: "stopped" not in {p.status() for p in (owner, *below)}, limit_s=20)
+        owner.kill()
+    wait_until(lambda: not any(p.is_running() for p in below), limit_s=30)
 
 
 @pytest.mark.long

@@ -112,7 +112,7 @@ def _train(
             _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
         except ToolkitError as error:
             sentence = str(error)
-            how = {"exit": error.exit_code, "reason": sentence}
+            how: dict[str, Any] = {"exit": error.exit_code, "reason": sentence}
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
                 is_first = end_start(folder, summary | how)
