@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.started import left_over, start_toolkit, wait_until
-from tests.distributed.test_preemption import ENDLESS, has_begun
+from tests.distributed.started import left_over, toolkit_train, wait_until
+from tests.distributed.test_preemption import ENDLESS
 from tests.distributed.test_runs import curve, folder, metrics, summary, train
 from toolkit.backends.strategies import Strategy
 from toolkit.train import ROOT
@@ -21,6 +21,18 @@ pytestmark = pytest.mark.distributed
 
 LIMIT_S = 2
 """Of time without progress; collectives have some seconds more."""
+
+
+OWNER = """
+import sys
+from toolkit.launcher import run_launcher
+from toolkit.train import find_launch_file, launch_command
+words = ["run_name={name}", "training.steps=2000"]
+command = launch_command(
+    find_launch_file("ddp"), "{folder}/run.yaml", words, num_processes=2
+)
+run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
+"""
 
 
 def steps(folder: Path, name: str) -> int:
@@ -38,14 +50,13 @@ def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -
     """For longer than a hang and a collective may take; and the curve is as if nothing was."""
     name, whole = "paused", "whole"
     keys = ("training.steps=100", f"training.timeout_s={LIMIT_S}")
-    process = start_toolkit(folder, "ddp", 2, name, *keys)
-    wait_until(lambda: has_begun(folder, name), limit_s=60)
-    stop_all(process, folder, name)
-    before = steps(folder, name)
-    time.sleep(LIMIT_S + 7)
-    assert steps(folder, name) == before < 100
-    os.killpg(process.pid, signal.SIGCONT)
-    _, complaint = process.communicate(timeout=100)
+    with toolkit_train(folder, "ddp", 2, name, *keys) as process:
+        stop_all(process, folder, name)
+        before = steps(folder, name)
+        time.sleep(LIMIT_S + 7)
+        assert steps(folder, name) == before < 100
+        os.killpg(process.pid, signal.SIGCONT)
+        _, complaint = process.communicate(timeout=100)
     assert process.returncode == 0, complaint
     assert "error" not in complaint
     assert steps(folder, name) == 100
@@ -56,12 +67,11 @@ def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -
 def test_an_owner_that_is_killed_while_all_are_stopped_takes_them_along(folder: Path) -> None:
     """Which many do to a program that does not listen: Ctrl-Z, and then `kill -9 %1`."""
     name = "killed-stopped"
-    process = start_toolkit(folder, "fsdp2", 2, name, ENDLESS)
-    wait_until(lambda: has_begun(folder, name), limit_s=60)
-    stop_all(process, folder, name)
-    process.kill()
-    process.wait()
-    wait_until(lambda: not left_over(folder, name), limit_s=30)
+    with toolkit_train(folder, "fsdp2", 2, name, ENDLESS) as process:
+        stop_all(process, folder, name)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not left_over(folder, name), limit_s=30)
     assert summary(folder, name)["exit"] == 75
 
 
@@ -80,11 +90,11 @@ def test_an_owner_that_is_killed_takes_launcher_and_ranks_along(
     folder: Path, strategy: Strategy, number: signal.Signals
 ) -> None:
     name = f"killed-{strategy}-{number.name}"
-    process = start_toolkit(folder, strategy, 1 if strategy == "single" else 2, name, ENDLESS)
-    wait_until(lambda: has_begun(folder, name), limit_s=60)
-    process.send_signal(number)
-    assert process.wait(timeout=20) == -number
-    wait_until(lambda: not left_over(folder, name), limit_s=30)
+    ranks = 1 if strategy == "single" else 2
+    with toolkit_train(folder, strategy, ranks, name, ENDLESS) as process:
+        process.send_signal(number)
+        assert process.wait(timeout=20) == -number
+        wait_until(lambda: not left_over(folder, name), limit_s=30)
     found = summary(folder, name)
     assert found["exit"] == 75
     assert found["steps"] == steps(folder, name)
@@ -114,13 +124,14 @@ def test_verify_owns_its_processes_as_well(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_owner_that_is_killed_at_the_start_takes_them_along(folder: Path) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.5, 2.0, 4.0])
+def test_an_owner_that_is_killed_at_the_start_takes_them_along(
+    folder: Path, after_s: float
+) -> None:
     """At any moment from the launcher's first to the ranks' last before training."""
-    for after_s in (0.0, 0.1, 0.5, 2.0, 4.0):
-        name = f"killed-after-{after_s}"
-        process = start_toolkit(folder, "ddp", 2, name, ENDLESS)
-        wait_until(lambda name=name: len(left_over(folder, name)) > 1, limit_s=60)
+    script = OWNER.format(folder=folder, name=(name := f"killed-after-{after_s}"))
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        wait_until(lambda: len(left_over(folder, name)) > 0, limit_s=60)
         time.sleep(after_s)
         process.kill()
-        process.wait()
-        wait_until(lambda name=name: not left_over(folder, name), limit_s=30)
+    wait_until(lambda: not left_over(folder, name), limit_s=30)
