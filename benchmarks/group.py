@@ -56,7 +56,7 @@ class Group:
         Raises:
             ArmError: a process failed, or they did not all come within `timeout_s` seconds.
         """
-        time = RunningTime()
+        clock = RunningTime()
         self.listener.settimeout(_LOOK_EVERY_S)
         while len(self.connections) < self.arm.world_size:
             with suppress(TimeoutError):
@@ -64,9 +64,9 @@ class Group:
                 continue
             if any(launcher.poll() is not None for launcher in self.launchers):
                 raise ArmError(self._last_words())
-            if time.read() > timeout_s:
+            if clock.read() > timeout_s:
                 raise ArmError(f"its processes did not start within {timeout_s:g} s")
-        ranks = self._answers(timeout_s - time.read())
+        ranks = self._answers(timeout_s - clock.read())
         self.connections.sort(key=lambda connection: ranks[connection])
 
     def ask(self, name: str, *arguments: Any, timeout_s: float) -> Any:
@@ -85,12 +85,12 @@ class Group:
 
     def _answers(self, timeout_s: float) -> dict[Connection, Any]:
         """Return what each rank answers; the first that fails speaks for all."""
-        time = RunningTime()
+        clock = RunningTime()
         answers: dict[Connection, Any] = {}
         while len(answers) < len(self.connections):
             pending = [one for one in self.connections if one not in answers]
             ready = wait(pending, _LOOK_EVERY_S)
-            if not ready and time.read() > timeout_s:
+            if not ready and clock.read() > timeout_s:
                 raise ArmError(f"it did not answer within {timeout_s:.0f} s")
             for connection in ready:
                 assert isinstance(connection, Connection)

@@ -26,7 +26,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, last_step: int) -> None:
         found = read_metrics(path)
-        self.earlier = [record for record in found if record["step"] <= last_step and last_step]
+        self.earlier = [record for record in found if record["step"] <= last_step]
         self.drops = len(self.earlier) < len(found)
         partial = path.with_suffix(".jsonl.tmp")
         try:

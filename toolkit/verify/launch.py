@@ -106,8 +106,8 @@ def launch(
 
 def _await_output(process: "subprocess.Popen[str]", timeout_s: float) -> str | None:
     """Return all that a process prints until it ends, or None if it does not end in time."""
-    time = RunningTime()
-    while time.read() < timeout_s:
+    clock = RunningTime()
+    while clock.read() < timeout_s:
         with suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=_LOOK_EVERY_S)[0]
     return None
