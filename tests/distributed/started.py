@@ -74,7 +74,7 @@ def toolkit_train(
         start_new_session=True,
     )
     try:
-        wait_until(lambda: has_begun(folder, name), limit_s=60)
+        wait_until(lambda: has_begun(folder, name), limit_s=90)
         yield process
     finally:
         for left in left_over(folder, name):

@@ -43,7 +43,7 @@ def stop_all(process: psutil.Popen, folder: Path, name: str) -> None:
     """Ctrl-Z at the terminal of `toolkit train`."""
     os.killpg(process.pid, signal.SIGTSTP)
     # Itself, the launcher and two ranks.
-    wait_until(lambda: [p.status() for p in left_over(folder, name)] == 4 * ["stopped"], limit_s=20)
+    wait_until(lambda: [p.status() for p in left_over(folder, name)] == 4 * ["stopped"], limit_s=60)
 
 
 def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_owner_that_is_killed_while_all_are_stopped_takes_them_along(folder: 
         stop_all(process, folder, name)
         process.kill()
         process.wait()
-        wait_until(lambda: not left_over(folder, name), limit_s=30)
+        wait_until(lambda: not left_over(folder, name), limit_s=60)
     assert summary(folder, name)["exit"] == 75
 
 
@@ -94,7 +94,7 @@ def test_an_owner_that_is_killed_takes_launcher_and_ranks_along(
     with toolkit_train(folder, strategy, ranks, name, ENDLESS) as process:
         process.send_signal(number)
         assert process.wait(timeout=20) == -number
-        wait_until(lambda: not left_over(folder, name), limit_s=30)
+        wait_until(lambda: not left_over(folder, name), limit_s=60)
     found = summary(folder, name)
     assert found["exit"] == 75
     assert found["steps"] == steps(folder, name)
@@ -116,11 +116,11 @@ def test_verify_owns_its_processes_as_well(folder: Path) -> None:
         wait_until(lambda: len(owner.children(recursive=True)) >= 3, limit_s=60)
         below = owner.children(recursive=True)
         owner.send_signal(signal.SIGTSTP)
-        wait_until(lambda: {p.status() for p in (owner, *below)} == {"stopped"}, limit_s=20)
+        wait_until(lambda: {p.status() for p in (owner, *below)} == {"stopped"}, limit_s=60)
         owner.send_signal(signal.SIGCONT)
-        wait_until(lambda: "stopped" not in {p.status() for p in (owner, *below)}, limit_s=20)
+        wait_until(lambda: "stopped" not in {p.status() for p in (owner, *below)}, limit_s=60)
         owner.kill()
-    wait_until(lambda: not any(p.is_running() for p in below), limit_s=30)
+    wait_until(lambda: not any(p.is_running() for p in below), limit_s=60)
 
 
 @pytest.mark.long
@@ -134,4 +134,4 @@ def test_an_owner_that_is_killed_at_the_start_takes_them_along(
         wait_until(lambda: len(left_over(folder, name)) > 0, limit_s=60)
         time.sleep(after_s)
         process.kill()
-    wait_until(lambda: not left_over(folder, name), limit_s=30)
+    wait_until(lambda: not left_over(folder, name), limit_s=60)
