@@ -7,11 +7,13 @@ processor time. The driver going away ends it.
 
 import os
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from pydantic import BaseModel
@@ -20,8 +22,9 @@ from benchmarks.proof import first_step, prove
 from benchmarks.record import Arm
 from benchmarks.trainer import ArmTrainer
 from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
+from toolkit.backends.process_group import lift_time_limits, start_process_group
 from toolkit.errors import ToolkitError
+from toolkit.ownership import follow
 from toolkit.training.worker import end_process
 
 
@@ -51,6 +54,7 @@ def serve(order: Order, driver: Connection) -> None:
     """
     launched = read_launch(os.environ)
     device = start_process_group(launched, timeout=timedelta(seconds=order.timeout_s))
+    lift_time_limits()  # the driver ends it all after as long
     first = first_step(order.arm, launched, device, shards=order.shards)
     trainer = ArmTrainer(order.arm, launched, shards=order.shards)
     driver.send((None, launched.rank))
@@ -68,6 +72,8 @@ def serve(order: Order, driver: Connection) -> None:
 def main(order_file: Path) -> None:
     """Serve the driver of an order file, and let it know of any failure in a sentence."""
     order = Order.model_validate_json(order_file.read_text())
+    # What the launcher sends once the driver is gone.
+    signal.signal(signal.SIGUSR1, _end_of_input)
     with Client(order.address, family="AF_UNIX") as driver:
         try:
             serve(order, driver)
@@ -80,11 +86,16 @@ def main(order_file: Path) -> None:
             raise
 
 
+def _end_of_input(number: int, frame: Any) -> None:
+    raise EOFError
+
+
 def _sentence(error: Exception) -> str:
     said = (str(error).strip().splitlines() or ["no message"])[0]
     return said if isinstance(error, ToolkitError) else f"{type(error).__name__}: {said}"
 
 
 if __name__ == "__main__":
+    follow(signal.SIGKILL)
     main(Path(sys.argv[1]))
     end_process(0)

@@ -4,6 +4,7 @@ Rank 0 writes what was measured as JSON. The ranks meet over a file, so that no 
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.machine_profile import KINDS, Kind
+from toolkit.ownership import follow
 
 SAMPLE_S = 0.5
 """Time for the calls of one payload; between `SAMPLES` of them."""
@@ -132,4 +134,5 @@ def measure_matmul(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
+    follow(signal.SIGKILL)
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -5,7 +5,6 @@ namespaces of their own.
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,10 +19,13 @@ from benchmarks.arm import Order
 from benchmarks.links import Link
 from benchmarks.record import Arm
 from toolkit.errors import ToolkitError
+from toolkit.ownership import end, start, stopping_together
+from toolkit.running_time import RunningTime
 from toolkit.shipped import find_launch_file
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = "benchmarks.arm"
+_LOOK_EVERY_S = 0.2
 END_S = 30.0
 """What processes that are asked to end get for it."""
 
@@ -54,17 +56,17 @@ class Group:
         Raises:
             ArmError: a process failed, or they did not all come within `timeout_s` seconds.
         """
-        deadline = time.monotonic() + timeout_s
-        self.listener.settimeout(0.2)
+        clock = RunningTime()
+        self.listener.settimeout(_LOOK_EVERY_S)
         while len(self.connections) < self.arm.world_size:
             with suppress(TimeoutError):
                 self.connections.append(Connection(self.listener.accept()[0].detach()))
                 continue
             if any(launcher.poll() is not None for launcher in self.launchers):
                 raise ArmError(self._last_words())
-            if time.monotonic() > deadline:
+            if clock.read() > timeout_s:
                 raise ArmError(f"its processes did not start within {timeout_s:g} s")
-        ranks = self._answers(deadline - time.monotonic())
+        ranks = self._answers(timeout_s - clock.read())
         self.connections.sort(key=lambda connection: ranks[connection])
 
     def ask(self, name: str, *arguments: Any, timeout_s: float) -> Any:
@@ -83,12 +85,12 @@ class Group:
 
     def _answers(self, timeout_s: float) -> dict[Connection, Any]:
         """Return what each rank answers; the first that fails speaks for all."""
-        deadline = time.monotonic() + timeout_s
+        clock = RunningTime()
         answers: dict[Connection, Any] = {}
         while len(answers) < len(self.connections):
             pending = [one for one in self.connections if one not in answers]
-            ready = wait(pending, max(0.0, deadline - time.monotonic()))
-            if not ready:
+            ready = wait(pending, _LOOK_EVERY_S)
+            if not ready and clock.read() > timeout_s:
                 raise ArmError(f"it did not answer within {timeout_s:.0f} s")
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -120,10 +122,7 @@ class Group:
         for launcher in self.launchers:
             with suppress(subprocess.TimeoutExpired):
                 launcher.wait(max(0.0, deadline - time.monotonic()))
-            if launcher.poll() is None:
-                # The launcher leads the process group that its workers are in.
-                os.killpg(launcher.pid, signal.SIGKILL)
-                launcher.wait()
+            end(launcher)
         for connection in self.connections:
             connection.close()
 
@@ -155,19 +154,17 @@ def start_group(
             **({"GLOO_SOCKET_IFNAME": link.interface} if link else {}),
         }
         commands = launch_commands(order.arm, order_file, link=link, port=port)
-        launchers = [
-            subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-            for command in commands
-        ]
-        group = Group(order.arm, launchers, listener, folder / "log")
-        grace_s = 0.0
-        try:
-            yield group
-            grace_s = END_S
-        finally:
-            group.close(grace_s=grace_s)
+        with stopping_together():
+            launchers = [
+                start(command, env=environment, stdout=log, stderr=log) for command in commands
+            ]
+            group = Group(order.arm, launchers, listener, folder / "log")
+            grace_s = 0.0
+            try:
+                yield group
+                grace_s = END_S
+            finally:
+                group.close(grace_s=grace_s)
 
 
 def launch_commands(arm: Arm, order_file: Path, *, link: Link | None, port: int) -> list[list[str]]:

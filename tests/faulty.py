@@ -114,7 +114,8 @@ class Faults:
             (store, "write_durably", self._write_durably),
             (Path, "rename", self._rename(Path.rename)),
             (store.shutil, "rmtree", self._rmtree(store.shutil.rmtree)),
-            (validation, "evaluate", self._evaluate(validation.evaluate)),
+            (validation, "evaluate", self._at("evaluate", validation.evaluate)),
+            (validation, "sample_tokens", self._at("sample", validation.sample_tokens)),
         ):
             stack.enter_context(patch.object(target, name, wrapper))
         if any(point == "gradient" for point, _ in self.own):
@@ -141,12 +142,12 @@ class Faults:
 
         return backward
 
-    def _evaluate(self, original: Any) -> Any:
-        def evaluate(*arguments: Any) -> Any:
-            self.reach("evaluate", self.step)
-            return original(*arguments)
+    def _at(self, point: str, original: Any) -> Any:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            self.reach(point, self.step)
+            return original(*arguments, **settings)
 
-        return evaluate
+        return call
 
     def _begin(self, original: Any) -> Any:
         def begin(own: Any, position: Any) -> None:

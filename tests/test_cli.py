@@ -8,7 +8,7 @@ import yaml
 
 import toolkit.train
 from toolkit import __version__, cli
-from toolkit.training.run_folder import write_summary
+from toolkit.training.run_folder import end_start, write_summary
 
 ROOT = Path(__file__).parents[1]
 
@@ -142,7 +142,7 @@ def test_train_takes_overrides_and_returns_the_runs_code(
 
     def run(command: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
-        write_summary(folder, {"exit": 6})
+        end_start(folder, {"exit": 6, "reason": "put in by the test"})
         return 1
 
     monkeypatch.setattr(toolkit.train, "run_launcher", run)

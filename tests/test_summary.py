@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.errors import UsageError
 from toolkit.summary import summarise
-from toolkit.training.run_folder import write_summary
+from toolkit.training.run_folder import end_start, write_summary
 
 SUMMARY: dict[str, Any] = {
     "exit": 0,
@@ -72,6 +72,19 @@ def test_what_a_run_does_not_have_is_left_out(run_file: Path, folder: Path) -> N
 def test_why_a_run_failed_is_said(run_file: Path, folder: Path) -> None:
     leave(folder, RECORDS, exit=6, reason="step 3: the loss is nan")
     assert summarise(run_file)[0].startswith("step 3: the loss is nan: 2 steps")
+
+
+def test_how_the_last_start_ended_stands_beside_what_the_run_did(
+    run_file: Path, folder: Path
+) -> None:
+    leave(folder, RECORDS)
+    described = summarise(run_file)
+    end_start(folder, {**SUMMARY, "exit": 2, "reason": "trained with seed 1337, not 1"})
+    assert summarise(run_file) == [
+        *described[:-1],
+        "last start      ended with 2: trained with seed 1337, not 1",
+        described[-1],
+    ]
 
 
 def test_overrides_choose_the_run(run_file: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from toolkit.backends.strategies import STRATEGIES
 from toolkit.errors import ToolkitError, UntrustedError, UsageError
 from toolkit.shipped import ROOT, find_launch_file
 from toolkit.train import launch_command, train
-from toolkit.training.run_folder import write_summary
+from toolkit.training.run_folder import end_start
 
 
 class Launcher:
@@ -27,7 +27,7 @@ class Launcher:
         self.commands.append(command)
         if self.leaves is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_summary(self.folder, self.leaves)
+            end_start(self.folder, {"reason": "put in by the test", **self.leaves})
         return self.status
 
 
@@ -119,7 +119,7 @@ def test_an_earlier_starts_summary_says_nothing_of_this_one(
     run_file: Path, launcher: Launcher
 ) -> None:
     launcher.folder.mkdir(parents=True)
-    write_summary(launcher.folder, {"exit": 6})
+    end_start(launcher.folder, {"exit": 6, "reason": "an earlier start's"})
     launcher.status = 1
     assert train("single", run_file, [], num_processes=None) == 1
     launcher.status = 0

@@ -1,6 +1,6 @@
 """`accelerate launch`, without the launcher's own traceback when a worker has said what is wrong.
 
-The worker's exit code stands in the run's summary; the launcher's is 1 for any of them.
+The worker's exit code stands in the run's `last_start.json`; the launcher's is 1 for any of them.
 """
 
 import logging
@@ -12,17 +12,19 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
 import psutil
 
 from toolkit.errors import Preempted, UsageError
+from toolkit.ownership import asking_signals, follow, kill, start, stopping_together, take_owner
 
 # What the launch scripts export as well: signals that are passed on to the workers, and how long
 # they then have to save before they are killed.
 ENVIRONMENT = {
-    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "PET_SIGNALS_TO_HANDLE": ",".join(number.name for number in asking_signals()),
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
 }
 
@@ -41,50 +43,52 @@ def run_launcher(command: Sequence[str]) -> int:
     def pass_on(number: int, frame: Any) -> None:
         nonlocal is_asked
         if process is not None and is_asked:
-            _kill_with_descendants(process.pid)
+            kill(process)
         elif process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
         is_asked = True
 
     # Before there is a process: one that a signal left behind would train on unseen.
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-    earlier = {number: signal.signal(number, pass_on) for number in signals}
+    earlier = {number: signal.signal(number, pass_on) for number in asking_signals()}
     try:
-        process = subprocess.Popen(command, start_new_session=True)
-        if is_asked:
-            process.send_signal(signal.SIGTERM)
-        code = process.wait()
+        with stopping_together():
+            process = start(command)
+            if is_asked:
+                process.send_signal(signal.SIGTERM)
+            code = process.wait()
         if code == -signal.SIGTERM:
             # It had no handler yet, so it had started nothing.
             _say_that_nothing_was_started()
             return Preempted.exit_code
-        return code
+        return int(code)
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def _kill_with_descendants(pid: int) -> None:
-    try:
-        launcher = psutil.Process(pid)
-        family = [launcher, *launcher.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def main() -> int:
     """Run `launch ...` as the `accelerate` program would; return 1 where a worker failed."""
     # Before the imports, which take seconds; torch's launcher, which serves all strategies but
     # `single`, sets its own later.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in asking_signals():
         signal.signal(number, _pass_on_to_worker)
+    owner = take_owner()
+    with stopping_together(lambda: _end_without(owner)):
+        if owner is not None:
+            # Wakes this process where it and its workers are stopped, as by Ctrl-Z before.
+            follow(signal.SIGCONT, owner=owner)
+        return _launch()
+
+
+def _end_without(owner: int | None) -> None:
+    """Have the workers save and end where the owner has ended."""
+    if owner is not None and os.getppid() != owner:
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def _launch() -> int:
     import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands import launch
     from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -97,11 +101,13 @@ def main() -> int:
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    arguments = launch_command_parser().parse_args(sys.argv[2:])
+    arguments = launch.launch_command_parser().parse_args(sys.argv[2:])
+    # Of `single`, at a SIGTERM; Accelerate's own gives a worker 5 s to save.
+    launch._terminate_process_tree = _ask_to_end
     if (arguments.num_machines or 1) > 1:
         Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
     try:
-        launch_command(arguments)
+        launch.launch_command(arguments)
     except (ConnectionError, DistStoreError, DistNetworkError) as error:
         sys.stderr.write(f"error: {str(error).splitlines()[0]} {_roll_call(arguments)}\n")
         return 1
@@ -167,7 +173,17 @@ def _pass_on_to_worker(number: int, frame: Any) -> None:
         _say_that_nothing_was_started()
         sys.exit(Preempted.exit_code)
     for worker in workers:
-        worker.send_signal(number)
+        with suppress(psutil.NoSuchProcess):
+            worker.send_signal(number)
+
+
+def _ask_to_end(worker: Any) -> None:
+    worker.terminate()
+    try:
+        worker.wait(float(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]))
+    except psutil.TimeoutExpired:
+        worker.kill()
+        worker.wait()
 
 
 def _say_that_nothing_was_started() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.training.metrics import read_metrics
-from toolkit.training.run_folder import read_summary, run_folder
+from toolkit.training.run_folder import read_last_start, read_summary, run_folder
 
 _SHOWN = {"reason", "parameters", "strategy", "world_size", "tokens_per_s"}
 
 
 def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     """Return lines for a person: the loss at both ends, validation, speed, sample and folder.
+
+    Another line says how the last start ended, where it changed nothing of the run.
 
     Raises:
         UsageError: the run has not been started, or has no step yet.
@@ -35,8 +37,16 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
         *(f"validation loss {found['loss']:.3f} at step {found['step']}" for found in evaluations),
         f"speed           {_rate(summary)}",
         *(f"sample          {found['text']!r}" for found in samples[-1:]),
+        *_last_start(folder, summary),
         f"run folder      {folder}",
     ]
+
+
+def _last_start(folder: Path, summary: dict[str, Any]) -> list[str]:
+    ended = read_last_start(folder)
+    if ended is None or ended.items() <= summary.items():
+        return []
+    return [f"last start      ended with {ended['exit']}: {ended.get('reason')}"]
 
 
 def _rate(summary: dict[str, Any]) -> str:

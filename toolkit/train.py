@@ -14,7 +14,12 @@ from toolkit.launch_file import load_launch_file, strategy_of
 from toolkit.launcher import run_launcher
 from toolkit.shipped import find_launch_file, find_main_job
 from toolkit.training.batches import build_batches, build_val
-from toolkit.training.run_folder import make_run_folder, read_summary, sole_user
+from toolkit.training.run_folder import (
+    forget_last_start,
+    make_run_folder,
+    read_last_start,
+    sole_user,
+)
 
 
 def train(
@@ -28,7 +33,7 @@ def train(
     """Check everything that can be checked beforehand, then launch and wait.
 
     Returns:
-        The exit code of the worker, as its summary says; 1 if it left none and failed.
+        The exit code of the worker, from `last_start.json`; 1 if it left none and failed.
 
     Raises:
         UsageError: the configuration, the launch file, the pair of them or the data is wrong, the
@@ -49,12 +54,10 @@ def train(
     folder = make_run_folder(config)
     with sole_user(folder):
         print(shlex.join(command), flush=True)
-    before = _written(folder)
+        forget_last_start(folder)
     status = run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
-    summary = read_summary(folder)
-    if status and summary is not None and _written(folder) != before:
-        return int(summary["exit"]) or status
-    return status
+    ended = read_last_start(folder) if status else None
+    return int(ended["exit"]) or status if ended else status
 
 
 def _check_trackers(trackers: Sequence[str]) -> None:
@@ -70,15 +73,6 @@ def _check_trackers(trackers: Sequence[str]) -> None:
             raise UsageError(
                 f"training.trackers: '{tracker}' is not installed; pip install it or take it out"
             )
-
-
-def _written(folder: Path) -> tuple[int, int] | None:
-    """What tells this start's summary from the last one's, though both may say the same."""
-    try:
-        status = (folder / "summary.json").stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def launch_command(

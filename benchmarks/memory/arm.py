@@ -6,6 +6,7 @@ Started by `accelerate launch` with a shipped launch file; rank 0 writes what th
 import gc
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
 from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
+from toolkit.ownership import follow
 from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process
@@ -141,5 +143,6 @@ def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> 
 
 
 if __name__ == "__main__":
+    follow(signal.SIGKILL)
     main(Path(sys.argv[1]))
     end_process(0)

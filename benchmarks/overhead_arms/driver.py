@@ -1,13 +1,12 @@
 """Start the arms of a strategy and let them take turns."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from benchmarks.overhead_arms.order import Order, write_order
 from benchmarks.overhead_arms.turns import Conductor, Turn
 from benchmarks.overhead_arms.workload import Loss, Workload
 from toolkit.backends.strategies import Strategy
+from toolkit.ownership import owned
 from toolkit.shipped import find_launch_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -159,25 +159,14 @@ def _start(arm: Arm, order: Order) -> Iterator[_Process]:
         "HF_HOME": str(order.folder / "empty"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            launch_command(arm, write_order(order), world_size=order.workload.world_size),
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    grace_s = 0.0
-    try:
+    command = launch_command(arm, write_order(order), world_size=order.workload.world_size)
+    with (
+        log.open("wb") as output,
+        owned(command, env=environment, stdout=output, stderr=output) as process,
+    ):
         yield _Process(process, log)
-        grace_s = END_S
-    finally:
-        try:
-            process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            # The launcher leads the process group that its workers are in.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
 
 
 def launch_command(arm: Arm, order_file: Path, *, world_size: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import torch
 from benchmarks.overhead_arms.turns import Turns
 from benchmarks.overhead_arms.workload import Loss, Workload
 from toolkit.backends.strategies import Strategy
+from toolkit.ownership import follow
 
 Train = Callable[["Order", Turns], None]
 
@@ -64,6 +66,7 @@ def read_order(file: Path) -> Order:
 
 def main(train: Train) -> None:
     """Train as the order file on the command line says, until there are no more turns."""
+    follow(signal.SIGKILL)
     order = read_order(Path(sys.argv[1]))
     if torch.cuda.is_available():
         torch.cuda.set_device(own_device())

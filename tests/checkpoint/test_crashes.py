@@ -69,6 +69,11 @@ class Job:
         records = [json.loads(line) for line in lines]
         return [(r["step"], r["loss"], r["grad_norm"], r["tokens"]) for r in records]
 
+    def records(self, name: str) -> list[tuple[str, int, Any]]:
+        lines = (self.run(name) / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [(r["kind"], r["step"], r.get("loss", r.get("text"))) for r in records]
+
     def end_state(self, name: str) -> bytes:
         newest = self.store(name).committed()[-1]
         assert list(find_damage(newest)) == []
@@ -173,6 +178,41 @@ def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: s
             sample(shown).assert_is_like(log)
         assert job.start(name) == 0, job.log(name)
         assert job.end_state(name) == job.end_state(straight)
+
+
+EVALUATES = ("training.eval_every=2", "training.sample_tokens=3")
+
+
+@pytest.fixture(scope="module")
+def evaluated(job: Job) -> str:
+    assert job.start("evaluated", *EVALUATES, f"data.val={job.folder}/train") == 0
+    return "evaluated"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "left"),
+    [
+        ("evaluate:0:4:kill", KILLED, ["train"]),
+        ("evaluate:0:4:term", 75, ["train"]),
+        # Found out between two tokens, and in the last step.
+        ("sample:0:6:term", 75, ["train", "eval"]),
+    ],
+)
+def test_an_evaluation_that_is_cut_short_costs_no_step_and_is_done_again(
+    job: Job, evaluated: str, fault: str, code: int, left: list[str]
+) -> None:
+    point, _, step, action = fault.split(":")
+    name = f"short-{point}-{action}"
+    keys = (*EVALUATES, f"data.val={job.folder}/train")
+    assert job.start(name, *keys, fault=fault) == code, job.log(name)
+    assert job.steps(name)[-1] == int(step)
+    assert [kind for kind, at, _ in job.records(name) if at == int(step)] == left
+    assert job.start(name, *keys) == 0, job.log(name)
+    assert job.records(name) == job.records(evaluated)
+    assert job.end_state(name) == job.end_state(evaluated)
+    said = job.log(name).count("nothing to do")
+    assert job.start(name, *keys) == 0
+    assert job.log(name).count("nothing to do") == said + 1
 
 
 def test_a_second_signal_ends_at_once(job: Job) -> None:

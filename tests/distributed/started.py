@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,41 @@ def start(
         text=True,
         start_new_session=True,
     )
+
+
+@contextmanager
+def toolkit_train(
+    folder: Path, strategy: Strategy, ranks: int, name: str, *overrides: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """`toolkit train` that has begun to train, and nothing of it once the block is over.
+
+    It leads a process group that its launcher and ranks are not in.
+    """
+    words = [str(Path(sys.executable).with_name("toolkit")), "train", "--strategy", strategy]
+    words += ["--num-processes", str(ranks)]
+    words += ["--config", str(folder / "run.yaml"), f"run_name={name}", *overrides]
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        words,
+        env={**os.environ, **settings, "HF_HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: has_begun(folder, name), limit_s=90)
+        yield process
+    finally:
+        for left in left_over(folder, name):
+            left.kill()
+        process.communicate()
+
+
+def has_begun(folder: Path, name: str) -> bool:
+    """Whether a run has some steps behind it."""
+    path = folder / "runs" / name / "metrics.jsonl"
+    return path.exists() and path.read_text().count("\n") > 2
 
 
 def run(*arguments: Any, **settings: Any) -> Ended:

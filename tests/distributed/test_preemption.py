@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.started import left_over, run, start, wait_until
+from tests.distributed.started import has_begun, left_over, run, start, toolkit_train, wait_until
 from tests.distributed.test_runs import curve, folder, metrics, summary
 from toolkit.backends.strategies import Strategy
 from toolkit.launcher import ENVIRONMENT
@@ -18,11 +18,6 @@ __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 ENDLESS = "training.steps=2000"
-
-
-def has_begun(folder: Path, name: str) -> bool:
-    path = folder / "runs" / name / "metrics.jsonl"
-    return path.exists() and path.read_text().count("\n") > 2
 
 
 @pytest.mark.parametrize(("strategy", "action"), [("zero3", "term"), ("fsdp2", "usr1")])
@@ -58,27 +53,19 @@ def test_a_signal_to_the_launcher_reaches_all_and_nothing_is_lost(
     assert curve(folder, name) == curve(folder, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2]
+)
 def test_toolkit_train_returns_75_after_one_line(folder: Path, number: signal.Signals) -> None:
-    """SIGINT goes to the whole foreground group, as Ctrl-C at a terminal does."""
+    """To the whole foreground group, as Ctrl-C and Ctrl-\\ at a terminal do."""
     name = f"toolkit-{number}"
-    command = [str(Path(sys.executable).with_name("toolkit")), "train", "--strategy", "fsdp2"]
-    words = ["--num-processes", "2", "--config", str(folder / "run.yaml"), f"run_name={name}"]
-    process = subprocess.Popen(
-        [*command, *words, ENDLESS],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_until(lambda: has_begun(folder, name), limit_s=60)
-    os.killpg(process.pid, number)
-    _, complaint = process.communicate(timeout=60)
-    assert process.returncode == summary(folder, name)["exit"] == 75
-    assert "which is saved; start again to carry on" in complaint
-    assert "Traceback" not in complaint
-    assert left_over(folder, name) == []
+    with toolkit_train(folder, "fsdp2", 2, name, ENDLESS) as process:
+        os.killpg(process.pid, number)
+        _, complaint = process.communicate(timeout=60)
+        assert process.returncode == summary(folder, name)["exit"] == 75
+        assert "which is saved; start again to carry on" in complaint
+        assert "Traceback" not in complaint
+        assert left_over(folder, name) == []
 
 
 def test_a_launcher_that_is_killed_leaves_no_orphans(folder: Path) -> None:

@@ -106,6 +106,7 @@ def test_a_run_leaves_the_promised_files(folder: Path, straight: str) -> None:
         "environment.json",
         "metrics.jsonl",
         "summary.json",
+        "last_start.json",
         "checkpoints",
     }
     launched = yaml.safe_load((run / "launch.yaml").read_text())

@@ -8,14 +8,15 @@ import yaml
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import (
+    begin_start,
+    end_start,
+    finish_start,
     make_run_folder,
-    read_earlier_summary,
+    read_last_start,
     read_summary,
     run_folder,
-    set_summary_aside,
     sole_user,
     write_description,
-    write_first_summary,
     write_summary,
 )
 
@@ -105,23 +106,43 @@ def test_a_second_start_in_a_folder_is_refused_while_the_first_runs(tmp_path: Pa
         pass
 
 
+DONE = {"exit": 0, "reason": "done", "steps": 4}
+REFUSED = {"exit": 2, "reason": "another seed", "steps": None}
+
+
+def how(summary: dict[str, object]) -> dict[str, object]:
+    return {key: summary[key] for key in ("exit", "reason")}
+
+
 def test_the_first_failure_keeps_the_summary(tmp_path: Path) -> None:
-    assert write_first_summary(tmp_path, {"exit": 6, "reason": "cause"})
-    assert not write_first_summary(tmp_path, {"exit": 1, "reason": "consequence"})
-    assert read_summary(tmp_path) == {"exit": 6, "reason": "cause"}
-    set_summary_aside(tmp_path)
-    assert read_summary(tmp_path) is None
-    assert [path.name for path in tmp_path.iterdir()] == [".summary_before.json"]
+    begin_start(tmp_path)
+    assert end_start(tmp_path, {"exit": 6, "reason": "cause"})
+    assert not end_start(tmp_path, {"exit": 1, "reason": "consequence"})
+    assert read_summary(tmp_path) == read_last_start(tmp_path) == {"exit": 6, "reason": "cause"}
+    begin_start(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_start_before_did_is_set_aside(tmp_path: Path) -> None:
-    for done in (4, 6):
-        write_summary(tmp_path, {"exit": 0, "reason": "done", "steps": done})
-        set_summary_aside(tmp_path)
-        assert read_earlier_summary(tmp_path) == {"exit": 0, "reason": "done", "steps": done}
-    # The last start was killed and left none.
-    set_summary_aside(tmp_path)
-    assert read_earlier_summary(tmp_path) is None
+def test_a_start_that_fails_changes_nothing_of_a_run_that_has_steps(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    for before in (DONE, {**DONE, "exit": 75, "reason": "stopped"}):
+        write_summary(tmp_path, before)
+        begin_start(tmp_path)
+        assert end_start(tmp_path, REFUSED)
+        assert read_summary(tmp_path) == before
+        assert read_last_start(tmp_path) == how(REFUSED)
+        begin_start(tmp_path)
+        assert read_last_start(tmp_path) is None
+
+
+def test_a_start_with_nothing_to_do_leaves_the_figures(tmp_path: Path) -> None:
+    """Of whatever made them; the run is done now, even if the start before was ended."""
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    write_summary(tmp_path, {**DONE, "exit": 75, "reason": "stopped", "strategy": "zero3"})
+    begin_start(tmp_path)
+    finish_start(tmp_path, {**DONE, "strategy": "ddp"})
+    assert read_summary(tmp_path) == {**DONE, "strategy": "zero3"}
+    assert read_last_start(tmp_path) == how(DONE)
 
 
 @pytest.mark.parametrize("text", ["[]", "5", "{}", '{"exit": "0"}'])
@@ -129,14 +150,17 @@ def test_what_is_no_summary_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(UsageError, match=r"summary\.json is no summary of a run"):
         read_summary(tmp_path)
-    set_summary_aside(tmp_path)
-    assert read_earlier_summary(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    begin_start(tmp_path)
+    assert read_summary(tmp_path) is None
 
 
 def test_a_folder_in_the_place_of_a_file_is_one_sentence(tmp_path: Path, run_file: Path) -> None:
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(UsageError, match=r"summary\.json: cannot be read: Is a directory"):
         read_summary(tmp_path)
+    with pytest.raises(UsageError, match=r"summary\.json: cannot be replaced: "):
+        begin_start(tmp_path)
     (tmp_path / "config.yaml").mkdir()
     with pytest.raises(UsageError, match=r"config\.yaml: cannot be written: Is a directory"):
         write_description(tmp_path, load_run_config(run_file), {}, {})

@@ -14,6 +14,7 @@ from tests.data.shard_files import write_llmc
 from toolkit.backends import strategies
 from toolkit.training import loop as loop_module
 from toolkit.training import worker
+from toolkit.training.step import StepResult, train_step
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate", "unlaunched")
 
@@ -27,10 +28,18 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "find_launch_file", lambda: None)
 
 
-def summary(run_file: Path) -> dict[str, Any]:
-    path = run_file.parent / "runs" / run_file.stem / "summary.json"
+def summary(run_file: Path, name: str = "summary.json") -> dict[str, Any]:
+    path = run_file.parent / "runs" / run_file.stem / name
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def last_start(run_file: Path) -> dict[str, Any]:
+    return summary(run_file, "last_start.json")
+
+
+def fail(*arguments: object, **options: object) -> None:
+    raise ValueError("unforeseen")
 
 
 class Refused:
@@ -243,28 +252,69 @@ def test_a_good_run_ends_with_a_whole_summary(
     assert "in force   tied weights: one parameter" in printed
 
 
-def test_a_start_that_trains_nothing_leaves_what_the_run_did(run_file: Path) -> None:
-    two_steps = ("training.steps=2", "training.checkpoint_every=2")
-    assert worker.main(["--config", str(run_file), *two_steps]) == 0
+TWO_STEPS = ("training.steps=2", "training.checkpoint_every=2")
+
+
+def test_a_start_that_trains_nothing_leaves_what_the_run_did(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, failed in its first step, or with nothing to do."""
+    assert worker.main(["--config", str(run_file), *TWO_STEPS]) == 0
     done = summary(run_file)
+    assert done["peak_memory_bytes"] is not None
     described = run_file.parent / "runs" / run_file.stem / "config.yaml"
     config = described.read_text()
-    assert worker.main(["--config", str(run_file), *two_steps, "seed=9"]) == 2
-    refused = summary(run_file)
-    assert "seed" in refused["reason"]
-    assert refused == {**done, "exit": 2, "reason": refused["reason"]}
-    assert described.read_text() == config
-    assert worker.main(["--config", str(run_file), *two_steps]) == 0
-    assert done["peak_memory_bytes"] is not None
+    assert worker.main(["--config", str(run_file), *TWO_STEPS, "seed=9"]) == 2
+    assert "seed" in last_start(run_file)["reason"]
+    assert (summary(run_file), described.read_text()) == (done, config)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop_module, "train_step", fail)
+        assert worker.main(["--config", str(run_file), "training.steps=3"]) == 1
+    assert last_start(run_file)["reason"] == "rank 0, step 3: ValueError: unforeseen"
     assert summary(run_file) == done
+    assert worker.main(["--config", str(run_file), *TWO_STEPS]) == 0
+    assert summary(run_file) == done
+    assert last_start(run_file) == {"exit": 0, "reason": "done"}
+
+
+def test_a_start_that_trains_has_a_summary_of_its_own(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it fails later; and one that is killed leaves no other's behind."""
+    assert worker.main(["--config", str(run_file), *TWO_STEPS]) == 0
+    path = run_file.parent / "runs" / run_file.stem / "summary.json"
+    there: list[bool] = []
+
+    def fail_later(*arguments: Any, **settings: Any) -> StepResult:
+        there.append(path.exists())
+        if len(there) == 2:
+            raise ValueError("unforeseen")
+        return train_step(*arguments, **settings)
+
+    monkeypatch.setattr(loop_module, "train_step", fail_later)
+    assert worker.main(["--config", str(run_file), "training.steps=4"]) == 1
+    assert there == [True, False]
+    found = summary(run_file)
+    assert (found["exit"], found["steps"]) == (1, 3)
+    assert found["reason"] == "rank 0, step 4: ValueError: unforeseen"
+
+
+def test_a_run_that_is_set_back_has_no_summary_of_where_it_was(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("training.steps=2", "training.checkpoint_every=1")
+    assert worker.main(["--config", str(run_file), *keys]) == 0
+    newest = run_file.parent / "runs" / run_file.stem / "checkpoints" / "step_00000002"
+    (newest / "manifest.json").unlink()
+    monkeypatch.setattr(loop_module, "train_step", fail)
+    assert worker.main(["--config", str(run_file), *keys]) == 1
+    found = summary(run_file)
+    assert (found["exit"], found["steps"]) == (1, 1)
 
 
 def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
     capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object, **options: object) -> None:
-        raise ValueError("unforeseen")
-
     monkeypatch.setattr(loop_module, "train_step", fail)
     assert worker.main(["--config", str(run_file)]) == 1
     assert summary(run_file)["reason"] == "rank 0, step 1: ValueError: unforeseen"

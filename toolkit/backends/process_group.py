@@ -21,6 +21,7 @@ from toolkit.backends.launched import Launched, leave_to_the_run
 from toolkit.errors import HangError, UsageError
 
 _ATTEMPT = "attempt"
+_NO_LIMIT = timedelta(days=365)
 STALE_LOCK_S = 300.0
 """A build takes some 20 s; one that holds its lock for this long is not running any more."""
 
@@ -62,6 +63,19 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     _check_world(launched)
     _check_reduction(state.device)
     return state.device
+
+
+def lift_time_limits() -> None:
+    """Let collectives wait as long as they have to, for a caller that watches over time itself.
+
+    Their own clock goes on while processes are stopped, as by Ctrl-Z: at the end of such a pause
+    gloo (torch 2.13) and NCCL's watchdog would take it for a rank that does not answer. New groups
+    have PyTorch's own limits again.
+    """
+    if not dist.is_initialized():
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(_NO_LIMIT, group)
 
 
 def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:

@@ -1,6 +1,5 @@
 """The loop: steps, with evaluation, samples and checkpoints between them."""
 
-import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,9 +26,9 @@ from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
-from toolkit.training.stop import StopRequest
+from toolkit.training.stop import Stopped, StopRequest
 from toolkit.training.stragglers import Stragglers
-from toolkit.training.validation import validate
+from toolkit.training.validation import Validation
 
 MAX_SKIPPED_IN_A_ROW = 20
 """fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
@@ -85,6 +84,7 @@ class Loop:
         self.report = RunReport(
             self.engine, folder, say, steps=self.config.training.steps, last_step=self.step
         )
+        self.validation = Validation(run, self.report, self.stop)
         self.estimate = estimate
         self.peak_memory_bytes: int | None = None
         self.last_peak: MeasuredPeak | None = None
@@ -104,10 +104,11 @@ class Loop:
         """
         training = self.config.training
         last = training.last_step
-        if self.step >= last:
-            self.say(f"nothing to do: {self.step} of {last} steps are done")
         try:
+            self._catch_up(last)
             self._train_to(last)
+        except Stopped as stopped:
+            self._end_early(stopped.name)
         except NonFiniteError:
             # All ranks end here, so what is still being written can be completed.
             self.saving.close()
@@ -117,6 +118,16 @@ class Loop:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
         if self.engine.rank == 0 and self.last_peak is not None:
             self.last_peak.keep_calibration(run=str(self.folder), versions=package_versions())
+
+    def _catch_up(self, last: int) -> None:
+        """Do what the start before was ended in: the evaluation of the last step."""
+        training = self.config.training
+        is_due = self.step > 0 and _due(self.step, training.eval_every, last)
+        missing = self.validation.missing(self.step) if is_due else []
+        if missing:
+            self.validation.record(self.step, missing)
+        elif self.step >= last:
+            self.say(f"nothing to do: {self.step} of {last} steps are done")
 
     def _train_to(self, last: int) -> None:
         training = self.config.training
@@ -130,15 +141,16 @@ class Loop:
                 self.say(f"warning: {sentence}")
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
-            if _due(self.step, training.eval_every, last):
-                for record, line in validate(self.run, step=self.step):
-                    self.report.tell(record, line)
+            # Before the evaluation, which may take long, and in which the run may be killed.
             if _saves(self.step, training.checkpoint_every, last):
                 self._save_new()
             elif not writing:
                 self.saving.finish()
-            if stop and self.step < last:
-                self._end_early(signal.Signals(stop).name)
+            is_due = _due(self.step, training.eval_every, last)
+            kinds = self.validation.kinds if is_due else []
+            if stop and (kinds or self.step < last):
+                raise Stopped(stop)
+            self.validation.record(self.step, kinds)
 
     def _watch(self) -> AbstractContextManager[None]:
         return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
@@ -216,8 +228,8 @@ class Loop:
         Returns:
             The loss, the highest number of a signal that any rank got or 0, whether any is writing.
         """
-        stop = signal.Signals[self.stop.signal].value if self.stop.signal else 0
-        own = [float(result.loss_share), peak.bytes if peak else 0, stop, self.saving.is_writing]
+        peak_bytes = peak.bytes if peak else 0
+        own = [float(result.loss_share), peak_bytes, self.stop.number, self.saving.is_writing]
         shares, peaks, stops, writing = zip(*self.engine.gather_numbers(own), strict=True)
         if peak is not None:
             self.last_peak = peak

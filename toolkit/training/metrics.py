@@ -18,14 +18,16 @@ class MetricsLog:
 
     Attributes:
         earlier: the records of the steps before this start.
+        drops: whether there were any beyond `last_step`.
 
     Raises:
         UsageError: the file cannot be written.
     """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        earlier = read_metrics(path) if last_step else []
-        self.earlier = [record for record in earlier if record["step"] <= last_step]
+        found = read_metrics(path)
+        self.earlier = [record for record in found if record["step"] <= last_step]
+        self.drops = len(self.earlier) < len(found)
         partial = path.with_suffix(".jsonl.tmp")
         try:
             partial.write_text("".join(json.dumps(record) + "\n" for record in self.earlier))

@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.backends.engine import Engine
 from toolkit.training.metrics import MetricsLog, train_line
+from toolkit.training.run_folder import forget_summary
 
 
 class RunReport:
@@ -36,7 +37,8 @@ class RunReport:
         self.say = say
         self.steps = steps
         self._engine = engine
-        self._path = folder / "metrics.jsonl"
+        self._folder = folder
+        self._has_summary = True
         self._log = self._open(last_step)
         earlier = [r for r in self._log.earlier if r["kind"] == "train"] if self._log else []
         self.loss: float | None = earlier[-1]["loss"] if earlier else None
@@ -49,10 +51,27 @@ class RunReport:
         self._log = self._open(last_step)
 
     def _open(self, last_step: int) -> MetricsLog | None:
-        return MetricsLog(self._path, last_step=last_step) if self._engine.rank == 0 else None
+        if self._engine.rank:
+            return None
+        log = MetricsLog(self._folder / "metrics.jsonl", last_step=last_step)
+        if log.drops:
+            self._move_on()
+        return log
+
+    def _move_on(self) -> None:
+        """Leave the summary as long as it describes the run, and no longer."""
+        if self._has_summary and self._engine.rank == 0:
+            forget_summary(self._folder)
+            self._has_summary = False
+
+    def recorded_at(self, step: int) -> set[str]:
+        """Return which kinds of records the log held for a step when this start began."""
+        earlier = self._log.earlier if self._log else []
+        return {record["kind"] for record in earlier if record["step"] == step}
 
     def trained(self, record: dict[str, Any], *, timed: bool) -> None:
         """Tell of a step, `timed` unless it was the first of a start."""
+        self._move_on()
         self.loss = record["loss"]
         if timed:
             self._rates.append(record["tokens_per_s"])
@@ -60,6 +79,7 @@ class RunReport:
 
     def left_out(self, step: int, *, loss: float, grad_norm: float) -> None:
         """Tell of a step without an update."""
+        self._move_on()
         if self._log is not None:
             self._log.write({"kind": "left_out", "step": step})
         self.say(

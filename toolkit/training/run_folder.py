@@ -17,7 +17,8 @@ from toolkit.config import RunConfig, dump_run_config
 from toolkit.errors import UsageError
 from toolkit.shipped import IS_INSTALLED
 
-_EARLIER = ".summary_before.json"
+_SUMMARY = "summary.json"
+_LAST_START = "last_start.json"
 _PACKAGES = (
     "scaling-toolkit",
     "torch",
@@ -114,33 +115,72 @@ def write_description(
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write `summary.json` in one move, so that a reader never sees half of it."""
-    _replace(folder / "summary.json", _as_json(summary))
+    _replace(folder / _SUMMARY, _as_json(summary))
 
 
-def set_summary_aside(folder: Path) -> None:
-    """Put away how the last start in this folder ended, for `read_earlier_summary`.
+def begin_start(folder: Path) -> None:
+    """Forget how the last start ended, and a summary that is damaged or of a run without steps.
+
+    Raises:
+        UsageError: what has the name of such a file is none.
+    """
+    forget_last_start(folder)
+    metrics = folder / "metrics.jsonl"
+    try:
+        stands = read_summary(folder) is not None and metrics.stat().st_size > 0
+    except (OSError, UsageError):
+        stands = False
+    if not stands:
+        forget_summary(folder)
+
+
+def forget_summary(folder: Path) -> None:
+    """Remove what a run says of itself, since it is about to go on from there, or back.
 
     Raises:
         UsageError: what has its name is no file.
     """
-    summary, earlier = folder / "summary.json", folder / _EARLIER
+    _forget(folder / _SUMMARY)
+
+
+def forget_last_start(folder: Path) -> None:
+    """Remove how the last start ended; raises as `forget_summary`."""
+    _forget(folder / _LAST_START)
+
+
+def _forget(path: Path) -> None:
     try:
-        summary.replace(earlier)
-    except FileNotFoundError:
-        earlier.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"{summary}: cannot be replaced: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be replaced: {error.strerror}") from None
 
 
-def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
-    """Write `summary.json` unless it is there; return whether this call was the first.
+def end_start(folder: Path, summary: dict[str, Any]) -> bool:
+    """Write how a start failed or was ended; return whether this call was the first of its ranks.
 
-    When one rank fails the others fail after it, for want of it; the first is the cause.
+    When one rank fails the others fail after it, for want of it; the first is the cause. The
+    summary stays where there is one: a start that has trained nothing says nothing of the run.
     """
-    partial = folder / f"summary.json.{os.getpid()}"
+    how = {key: summary[key] for key in ("exit", "reason")}
+    if not _write_new(folder / _LAST_START, how):
+        return False
+    _write_new(folder / _SUMMARY, summary)
+    return True
+
+
+def finish_start(folder: Path, summary: dict[str, Any]) -> None:
+    """Write that a start ended as it should; one that trained nothing leaves the figures."""
+    how = {key: summary[key] for key in ("exit", "reason")}
+    write_summary(folder, {**(read_summary(folder) or summary), **how})
+    _replace(folder / _LAST_START, _as_json(how))
+
+
+def _write_new(path: Path, value: dict[str, Any]) -> bool:
+    """Write a file in one move unless it is there; return whether it was not."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        partial.write_text(_as_json(summary))
-        os.link(partial, folder / "summary.json")
+        partial.write_text(_as_json(value))
+        os.link(partial, path)
     except FileExistsError:
         return False
     finally:
@@ -149,23 +189,24 @@ def write_first_summary(folder: Path, summary: dict[str, Any]) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of the last start in this folder, if it got that far.
+    """Return what a run says of itself, or None while it trains or after it was killed.
 
     Raises:
         UsageError: the file is no summary.
     """
-    return _read_summary(folder / "summary.json")
+    return _read(folder / _SUMMARY)
 
 
-def read_earlier_summary(folder: Path) -> dict[str, Any] | None:
-    """Return what `set_summary_aside` put away, if it was a summary."""
-    try:
-        return _read_summary(folder / _EARLIER)
-    except UsageError:
-        return None
+def read_last_start(folder: Path) -> dict[str, Any] | None:
+    """Return `exit` and `reason` of the last start in this folder, or None if it left none.
+
+    Raises:
+        UsageError: the file is no summary.
+    """
+    return _read(folder / _LAST_START)
 
 
-def _read_summary(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from threading import Event, Thread
 import psutil
 
 from toolkit.errors import HangError
+from toolkit.running_time import RunningTime
 
 _LOOK_EVERY_S = 0.2
 _SOONEST_S = 1e-3
@@ -42,6 +43,7 @@ class Watchdog:
     Python's own dumper, which needs no interpreter lock, writes the stacks `timeout_s` after the
     last `mark`, or up to a tenth of that before; a thread then reports and judges. A rank that is
     stopped or inside a call that keeps the lock leaves no report, and that says which one it is.
+    Time in which this rank was stopped, as all are by Ctrl-Z, does not count.
 
     Args:
         folder: of the run; reports go to `hang/` in it, which is removed when nothing hung.
@@ -67,12 +69,14 @@ class Watchdog:
         self.tell = tell
         self.step = 0
         self._marks = 0
-        self._last = self._dumped_from = time.monotonic()
+        self._time = RunningTime()
+        self._seen_marks = 0
+        self._last = self._dumped_from = self._dumper_due = 0.0
         self._closed = Event()
         self.folder.mkdir(exist_ok=True)
         self._report_file(rank).unlink(missing_ok=True)
         self._stacks = self._stacks_file(rank).open("w")
-        self._set_dumper()
+        self._set_dumper(0.0)
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -80,7 +84,6 @@ class Watchdog:
         """Say that there is progress, and after how many steps."""
         self.step = self.step if step is None else step
         self._marks += 1
-        self._last = time.monotonic()
 
     def close(self) -> None:
         """Stop watching."""
@@ -96,19 +99,27 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_EVERY_S):
-            if time.monotonic() - self._last > self.timeout_s + _LOOK_EVERY_S:
+            now = self._time.read()
+            if self._marks != self._seen_marks:
+                self._seen_marks, self._last = self._marks, now
+            if now - self._last > self.timeout_s + _LOOK_EVERY_S:
                 self._end()
-            if self._last - self._dumped_from > self.timeout_s / 10:
-                self._set_dumper()
+            # The dumper's own clock does not stop, so it may have written too early.
+            was_stopped = time.monotonic() > self._dumper_due and now - self._last < self.timeout_s
+            if was_stopped or self._last - self._dumped_from > self.timeout_s / 10:
+                self._set_dumper(now)
 
-    def _set_dumper(self) -> None:
+    def _set_dumper(self, now: float) -> None:
         """Have the stacks written `timeout_s` after the last mark.
 
         The dumper starts a thread each time, which is too much for every mark of a training step.
         """
+        faulthandler.cancel_dump_traceback_later()
+        self._stacks.seek(0)
+        self._stacks.truncate()
         self._dumped_from = self._last
-        passed = time.monotonic() - self._last
-        remaining = max(self.timeout_s - passed, _SOONEST_S)
+        remaining = max(self.timeout_s - (now - self._last), _SOONEST_S)
+        self._dumper_due = time.monotonic() + remaining
         faulthandler.dump_traceback_later(remaining, file=self._stacks)
 
     def _end(self) -> None:

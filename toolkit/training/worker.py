@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,17 +21,17 @@ from toolkit.home import expand_words
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
+from toolkit.ownership import follow
 from toolkit.training.run_folder import (
+    begin_start,
+    end_start,
+    finish_start,
     make_run_folder,
-    read_earlier_summary,
-    read_summary,
-    set_summary_aside,
+    read_last_start,
     sole_user,
     write_description,
-    write_first_summary,
-    write_summary,
 )
-from toolkit.training.stop import StopRequest, follow_launcher
+from toolkit.training.stop import StopRequest
 
 _FIRST_WORD_S = 3.0
 
@@ -93,43 +94,37 @@ def _train(
     }
     say = print_line if launched.rank == 0 else _silence
     if launched.rank == 0:
-        set_summary_aside(folder)
+        begin_start(folder)
     stop = StopRequest()
-    follow_launcher(os.environ)
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher
+        follow(signal.SIGTERM)
     # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
     with stop.listening():
         try:
             _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
         except ToolkitError as error:
             sentence = str(error)
-            summary = _ended(summary, folder, exit=error.exit_code, reason=sentence)
+            how: dict[str, Any] = {"exit": error.exit_code, "reason": sentence}
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
-                is_first = write_first_summary(folder, summary)
+                is_first = end_start(folder, summary | how)
                 # Each machine has a console of its own.
-                is_repeated = not is_first and read_summary(folder) == summary
+                is_repeated = not is_first and read_last_start(folder) == how
                 is_said = is_repeated and launched.local_rank > 0
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
-            summary = _ended(summary, folder, exit=1, reason=reason)
-            if write_first_summary(folder, summary):
+            if end_start(folder, {**summary, "exit": 1, "reason": reason}):
                 sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
             return 1
         else:
             if launched.rank == 0:
-                write_summary(folder, summary)
+                finish_start(folder, summary)
             return 0
     # All ranks are stopped together and know it.
-    if summary["exit"] != Preempted.exit_code or launched.rank == 0:
+    if how["exit"] != Preempted.exit_code or launched.rank == 0:
         _speak(launched.rank, sentence, is_said=is_said)
-    return int(summary["exit"])
-
-
-def _ended(summary: dict[str, Any], folder: Path, **how: Any) -> dict[str, Any]:
-    """Add how a start ended; one that trained nothing leaves the figures of the one before."""
-    earlier = read_earlier_summary(folder) if summary["steps"] is None else None
-    return {**(earlier or summary), **how}
+    return int(how["exit"])
 
 
 def _run(
@@ -191,10 +186,11 @@ def _watched(
     engine: Any, config: RunConfig, folder: Path, summary: dict[str, Any]
 ) -> Iterator[Callable[[int], None]]:
     """Watch for a hang, which ends the process with exit code 4; yields what marks progress."""
+    from toolkit.backends.process_group import lift_time_limits
     from toolkit.training.watchdog import Watchdog
 
     def tell(sentence: str, stacks: str) -> None:
-        write_first_summary(folder, {**summary, "exit": HangError.exit_code, "reason": sentence})
+        end_start(folder, {**summary, "exit": HangError.exit_code, "reason": sentence})
         sys.stderr.write(f"{stacks}\nerror: {sentence}\n")
         sys.stderr.flush()
 
@@ -207,6 +203,7 @@ def _watched(
     )
     engine.module.register_forward_pre_hook(lambda *_: watchdog.mark())
     engine.module.register_forward_hook(lambda *_: watchdog.mark())
+    lift_time_limits()
     try:
         yield watchdog.mark
     finally:

@@ -6,6 +6,7 @@ of a strategy, for starting processes takes longer than training them.
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,12 +22,13 @@ from toolkit.backends.collectives import KINDS, CollectiveCounter
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_first_step, check_in_force
 from toolkit.backends.launched import Launched, read_launch
-from toolkit.backends.process_group import start_process_group
+from toolkit.backends.process_group import lift_time_limits, start_process_group
 from toolkit.backends.replicas import replica_problems
 from toolkit.data.order import micro_batch_slots
 from toolkit.errors import ToolkitError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
+from toolkit.ownership import follow
 from toolkit.training.build import TIED
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
@@ -44,6 +46,7 @@ def main(order_file: Path) -> None:
     sizes = ModelSizes(**order["sizes"])
     launched = read_launch(os.environ)
     start_process_group(launched, timeout=timedelta(seconds=order["timeout_s"]))
+    lift_time_limits()  # the owner ends it all after as long
     results = Path(order["results"])
     for number, fields in enumerate(order["cases"]):
         _write(results / f"case_{number:03d}", run_case(Case(**fields), sizes, launched), launched)
@@ -219,5 +222,6 @@ def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
 
 
 if __name__ == "__main__":
+    follow(signal.SIGKILL)
     main(Path(sys.argv[1]))
     end_process(0)

@@ -2,24 +2,26 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from toolkit.backends.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
 from toolkit.model.sizes import ModelSizes
+from toolkit.ownership import owned
+from toolkit.running_time import RunningTime
 from toolkit.shipped import find_launch_file
 from toolkit.verify import arm
 from toolkit.verify.cases import Case
 from toolkit.verify.outcome import Outcome, read_outcome
 
 Result = Outcome | str
+_LOOK_EVERY_S = 0.5
 
 
 class ArmError(ToolkitError):
@@ -77,32 +79,35 @@ def launch(
 
     Raises:
         ArmError: it failed.
-        HangError: it did not finish in time; the whole process group has been ended.
+        HangError: it did not finish in time; its processes have been ended.
     """
-    # As a module, since the program need not lie beside this interpreter.
-    command: list[Any] = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
-    command += ["--config_file", find_launch_file(strategy), "--num_processes", str(world_size)]
+    command = [sys.executable, "-m", "toolkit.launcher", "launch"]
+    command += ["--config_file", str(find_launch_file(strategy))]
+    command += ["--num_processes", str(world_size), *script]
     with tempfile.TemporaryDirectory() as empty:
         # A person's own `accelerate config` must not leak into a proof.
         settings = {"HF_HOME": empty, "OMP_NUM_THREADS": "1", **(environment or {})}
-        process = subprocess.Popen(
-            [*command, *script],
+        with owned(
+            command,
             env={**os.environ, **settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
+        ) as process:
+            printed = _await_output(process, timeout_s)
+    if printed is None:
+        raise HangError(
+            f"{strategy} on {world_size} processes did not finish within {timeout_s:g} s"
         )
-        try:
-            printed, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise HangError(
-                f"{strategy} on {world_size} processes did not finish within {timeout_s:g} s"
-            ) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
     if process.returncode:
         raise ArmError(f"{strategy} on {world_size} processes failed:\n{printed[-4000:]}")
     return printed
+
+
+def _await_output(process: "subprocess.Popen[str]", timeout_s: float) -> str | None:
+    """Return all that a process prints until it ends, or None if it does not end in time."""
+    clock = RunningTime()
+    while clock.read() < timeout_s:
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_LOOK_EVERY_S)[0]
+    return None

@@ -11,7 +11,7 @@ from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Strategy
 from toolkit.launch_file import load_launch_file
 from toolkit.model.sizes import ModelSizes
-from toolkit.train import find_launch_file
+from toolkit.shipped import find_launch_file
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
 from toolkit.verify.outcome import Outcome
