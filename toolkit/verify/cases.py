@@ -28,6 +28,8 @@ class Case:
     Attributes:
         steps: optimizer updates, through a warm-up of two and a cosine decay.
         grad_clip: with the default some of the first steps are clipped and some are not.
+        lr: the learning rate after the warm-up; None: GPT-2's usual one for AdamW, a large one for
+            SGD.
         dropout: draws differ by rank, so nothing but the ranks' agreement can be compared.
         incomplete_window: the last step has one micro-step less.
     """
@@ -39,6 +41,7 @@ class Case:
     steps: int = 5
     seed: int = 1
     grad_clip: float = 0.55
+    lr: float | None = None
     dropout: float = 0.0
     loss: Literal["plain", "chunked"] = "plain"
     activation_checkpointing: bool = False
@@ -59,8 +62,8 @@ class Case:
         )
 
     def optimizer_config(self) -> OptimizerConfig:
-        """Return the optimizer both sides build: large steps for SGD, GPT-2's usual ones else."""
-        lr = 0.1 if self.optimizer == "sgd" else 1e-3
+        """Return the optimizer both sides build."""
+        lr = self.lr or (0.1 if self.optimizer == "sgd" else 1e-3)
         return OptimizerConfig.model_validate(
             {
                 "name": self.optimizer,

@@ -63,7 +63,7 @@ def _relative(
     found: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, float]]:
     for name, expected in reference.items():
-        value = found[name].to(expected.device, expected.dtype)
+        value, expected = found[name].to(expected.device).double(), expected.double()
         if _has_keys(name):
             value, expected = _without_key(value), _without_key(expected)
         yield name, ((value - expected).norm() / expected.norm().clamp_min(1e-30)).item()
