@@ -4,6 +4,7 @@ This file must not know the engines it is the measure of.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,7 @@ def reference_trajectory(
         if step == 0:
             gradients = {name: _gradient(p).clone() for name, p in model.named_parameters()}
         torch_grad_norms.append(get_total_norm(map(_gradient, model.parameters())).item())
-        norm = _norm(model)
+        norm = norm_of(_gradient(p) for p in model.parameters())
         if case.grad_clip:
             for parameter in model.parameters():
                 _gradient(parameter).mul_(min(1.0, case.grad_clip / (norm + CLIP_EPSILON)))
@@ -82,9 +83,9 @@ def reference_trajectory(
     return ReferenceTrajectory(losses, grad_norms, gradients, parameters, torch_grad_norms)
 
 
-def _norm(model: GPT2) -> float:
-    squares = [_gradient(p).double().square().sum().item() for p in model.parameters()]
-    return math.sqrt(sum(squares))
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the L2 norm of all tensors together; squares are added in fp64."""
+    return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))
 
 
 def _build_optimizer(model: GPT2, config: OptimizerConfig) -> torch.optim.Optimizer:
