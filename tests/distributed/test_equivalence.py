@@ -52,7 +52,7 @@ CAUGHT_BY = {
     "stale optimizer parameters": "optimizer's parameters",
     "scheduler stepped per rank": "grad_norm_max_rel",
     "clip before averaging": "gradient_max_rel",
-    "norm without the tied weight": "grad_norm_max_rel",
+    "norm without the tied weight": "own_norm_rel",
     "norm off by 1e-4": "own_norm_rel",
     "one rank's data repeated": "gradient_max_rel",
     "mean of means": "gradient_max_rel",

@@ -23,7 +23,7 @@ def test_launches_cases_and_compilation_add_up() -> None:
 
 def test_more_processes_than_cores_wait_for_each_other() -> None:
     few, enough = (expected_seconds({HSDP: [CASE]}, TINY, cores=n) for n in (2, 4))
-    assert 1.9 * enough < few < 2.1 * enough
+    assert 1.5 * enough < few < 2 * enough
 
 
 def test_a_model_of_real_size_takes_its_arithmetic() -> None:

@@ -2,9 +2,9 @@
 
 `torch.linalg.vector_norm`, and with it `_foreach_norm` and `torch.nn.utils.get_total_norm`, adds a
 tensor's fp32 squares on a CPU in eight chains (torch 2.13): of 50,304 x 768 normal values the norm
-is wrong by 3e-3, and of uneven ones still by 2e-6 in chains over 65,536 values. Here fp32 adds no
-more than `ROW` squares; what they add up to is added in fp64. That takes a twentieth longer than
-`_foreach_norm`, where fp64 throughout takes 30 times as long (measured, one thread).
+is wrong by 3e-3. Here fp32 adds no more than `ROW` squares; what they add up to is added in fp64.
+That takes a twentieth longer than `_foreach_norm` over GPT-2's gradient, and fp64 throughout 30
+times as long (measured, one thread).
 """
 
 import math
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 ROW = 1024
-"""Squares that are added in fp32: the most for which a row's norm is right to a few 2^-24."""
+"""Squares that are added in fp32. All rows of uneven values together are then right to 2e-8, with
+4,096 to 1e-7 and with 65,536 to 2e-6 (measured)."""
 
 ROWS_AT_ONCE = 4096
 """Rows that a narrower dtype is widened in, so that no tensor is copied whole."""

@@ -99,14 +99,14 @@ def _announcement(
     faults = sum(map(len, broken.values()))
     minutes = max(1, round(expected_seconds(everything, sizes) / 60))
     return (
-        f"{counted(len(launches), 'launch', 'launches')} with "
-        f"{counted(sum(map(len, launches.values())), 'case', 'cases')}"
-        + (f" and {counted(faults, 'fault', 'faults')}" if faults else "")
-        + f": about {counted(minutes, 'minute', 'minutes')}"
+        f"{_counted(len(launches), 'launch', 'launches')} with "
+        f"{_counted(sum(map(len, launches.values())), 'case', 'cases')}"
+        + (f" and {_counted(faults, 'fault', 'faults')}" if faults else "")
+        + f": about {_counted(minutes, 'minute', 'minutes')}"
     )
 
 
-def counted(number: int, one: str, many: str) -> str:
+def _counted(number: int, one: str, many: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
 

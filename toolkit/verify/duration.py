@@ -7,11 +7,13 @@ from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
 from toolkit.verify.verdict import Arm, reference_of
 
-# CPU seconds of one process on one core of an AMD EPYC, torch 2.13: to start, for one case besides
-# its arithmetic, to compile a model's blocks; and what fp32 arithmetic and updates come to.
-START_S = 9.0
-CASE_S = 0.9
-COMPILE_S = 30.0
+# Measured as CPU seconds on a core of an AMD EPYC with torch 2.13, as differences between launches
+# of ddp, zero2 and hsdp with 1 and 9 cases: the launcher; of each process its start, a case besides
+# its arithmetic, compiling the blocks; and the fp32 arithmetic of a second.
+LAUNCHER_S = 3.0
+START_S = 4.0
+CASE_S = 0.5
+COMPILE_S = 15.0
 FLOP_PER_S = 2e10
 FLOP_PER_PARAMETER_AND_TOKEN = 6
 """Two for the forward pass, four for the backward pass (Kaplan et al. 2020, section 2.1)."""
@@ -36,7 +38,8 @@ def expected_seconds(
     for arm, of_arm in cases.items():
         own = START_S + sum(CASE_S + COMPILE_S * case.compile for case in of_arm)
         arithmetic = sum(_arithmetic_s(case, sizes) for case in of_arm)
-        total += max(1, arm.world_size / cores) * own + arithmetic / min(cores, arm.world_size)
+        total += LAUNCHER_S + max(1, arm.world_size / cores) * own
+        total += arithmetic / min(cores, arm.world_size)
         references |= {reference_of(case): _arithmetic_s(case, sizes) for case in of_arm}
     return total + REFERENCE_PASSES * sum(references.values()) / cores
 
