@@ -122,6 +122,9 @@ def verify_engines(
         bool, typer.Option("--controls", help="Also put faults in and see each one caught.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one launch.")] = 300.0,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="All columns: also traffic, what is held, replicas.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove that strategies and accumulation modes compute the same update, by launching them."""
@@ -137,6 +140,7 @@ def verify_engines(
         sizes=model_sizes(model),
         steps=steps,
         with_controls=controls,
+        wide=wide,
         as_json=as_json,
         timeout_s=timeout,
     )

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,15 @@ def test_many_batches_lose_no_precision() -> None:
     large, small = [[2.0**24]], [[1.0]]
     found = evaluation([large, *100 * [small]])
     assert found.loss == (2**24 + 100) / 101
+
+
+def test_millions_of_tokens_lose_no_precision() -> None:
+    """More than fp32 can count, 2**24, and each with a loss that fp32 cannot add to their sum."""
+    inputs = np.full((1000, 1000), 0.1, dtype=np.float32)
+    batch = inputs, np.ones(inputs.shape, dtype=np.int64)
+    [found] = on_ranks(lambda engine: evaluate(engine, 20 * [batch]), 1)
+    assert found.tokens == 20_000_000
+    assert found.loss == pytest.approx(0.1, rel=1e-6)
 
 
 def test_evaluation_leaves_no_trace(single_engine: Build) -> None:

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from toolkit.backends.collectives import Traffic
+from toolkit.model.sizes import PADDED_VOCAB_SIZE
+from toolkit.verify import reference
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.reference import Trajectory, reference_trajectory
 from toolkit.verify.report import build_json
 from toolkit.verify.run import Caught, cases_of, controls_of, not_run, plan_arms
+from toolkit.verify.tolerance import yardstick
 from toolkit.verify.verdict import Arm, judge
 
 ARM = Arm("ddp", 2)
@@ -52,6 +55,36 @@ def test_gradients_averaged_twice_are_named(right: Outcome) -> None:
 def test_an_error_a_hundred_times_rounding_is_named(right: Outcome) -> None:
     wrong = replace(right, trajectory=scaled(right.trajectory, 1 + 1e-4))
     assert "gradient_max_rel" in problems(wrong)
+
+
+def norms_times(trajectory: Trajectory, factor: float) -> Trajectory:
+    return replace(trajectory, grad_norms=[norm * factor for norm in trajectory.grad_norms])
+
+
+def test_a_norm_off_by_a_ten_thousandth_is_named(right: Outcome) -> None:
+    found = problems(replace(right, trajectory=norms_times(right.trajectory, 1 + 1e-4)))
+    assert "; grad_norm_max_rel 1.0e-04 is above 1.9e-06" in f"; {found}"
+    assert "own_norm_rel 1.0e-04 is above 1.9e-06" in found
+
+
+def test_in_bf16_a_norm_is_held_to_its_own_gradient_as_in_fp32(right: Outcome) -> None:
+    """The gradient is another one than in fp64, its norm is not."""
+    case = replace(CASE, precision="bf16")
+    did = reference_trajectory(case, TINY, dtype=torch.float32)
+    for factor, expected in ((1.0, []), (1 + 1e-4, ["own_norm_rel 1.0e-04 is above 1.9e-06"])):
+        outcome = replace(right, trajectory=norms_times(did, factor))
+        assert list(judge(ARM, case, outcome, TINY).problems) == expected
+
+
+def test_pytorchs_own_norm_does_not_widen_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large a tensor as an embedding of GPT-2, of which PyTorch's own norm is off by 1e-5."""
+    sizes = replace(TINY, n_layer=1, n_embd=64, vocab_size=PADDED_VOCAB_SIZE, block_size=8)
+    measure = yardstick(replace(CASE, grad_accum_steps=1), sizes)
+    assert measure.limit("grad_norm_max_rel", "fp32") < 4e-6
+    monkeypatch.setattr(reference, "get_total_norm", lambda gradients: torch.tensor(1.5))
+    other = yardstick(replace(CASE, grad_accum_steps=1), TINY)
+    assert other.torch_norm_max_rel > 0.1
+    assert other.limit("grad_norm_max_rel", "fp32") < 4e-6
 
 
 def test_one_nudged_parameter_is_named(right: Outcome) -> None:
@@ -105,7 +138,7 @@ def test_one_fault_that_nothing_catches_is_a_failure(right: Outcome) -> None:
 
 
 def test_each_distributed_engine_has_faults_to_catch() -> None:
-    assert len(controls_of(Arm("ddp", 2))) == 14
+    assert len(controls_of(Arm("ddp", 2))) == 15
     assert controls_of(Arm("ddp", 1)) == controls_of(Arm("single", 1)) == []
 
 
@@ -124,6 +157,7 @@ def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
         "chunked loss",
         "checkpointing",
         "incomplete window",
+        "whole vocabulary",
     }
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.backends.launched import Launched
+from toolkit.backends.norm import global_norm
 from toolkit.backends.strategies import Accumulation
 
 _CLIP_EPSILON = 1e-6
@@ -100,21 +101,25 @@ class Engine(ABC):
         A gradient that is not finite is cleared without an update.
 
         Returns:
-            The global L2 norm of the gradient before clipping, a scalar.
+            The global L2 norm of the gradient before clipping, a scalar, fp64.
         """
         if self._scales:
             self.accelerator.unscale_gradients()
-        gradients = self._local_gradients()
+        grad_norm = self._clip(self._local_gradients())
+        # The norm is that of the averaged gradient, so every rank decides alike.
+        self._left_out = not self._scales and not math.isfinite(grad_norm.item())
+        if not self._left_out:
+            self.optimizer.step()
+        self._clear_gradients()
+        return grad_norm
+
+    def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Scale what this rank holds of the gradient; return the whole gradient's norm before."""
         grad_norm = self._global_norm(gradients)
         norm = grad_norm.item()
         # As torch.nn.utils.clip_grad_norm_, which also touches gradients that stay as they are.
         if 0 < self.grad_clip < norm + _CLIP_EPSILON:
             torch._foreach_mul_(gradients, self.grad_clip / (norm + _CLIP_EPSILON))
-        # The norm is that of the averaged gradient, so every rank decides alike.
-        self._left_out = not self._scales and not math.isfinite(norm)
-        if not self._left_out:
-            self.optimizer.step()
-        self._clear_gradients()
         return grad_norm
 
     def _local_gradients(self) -> list[torch.Tensor]:
@@ -123,7 +128,7 @@ class Engine(ABC):
 
     def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Return the L2 norm of the whole gradient, from what this rank holds of it."""
-        return torch.stack(torch._foreach_norm(gradients)).norm()
+        return global_norm(gradients)
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

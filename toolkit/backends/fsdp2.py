@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from toolkit.backends.engine import Engine, Kind, start_adamw
+from toolkit.backends.norm import global_norm
 
 
 class Fsdp2Engine(Engine):
@@ -57,10 +58,14 @@ class Fsdp2Engine(Engine):
 
     def _global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Add up the squares of all slices; replica groups hold the same."""
-        total = super()._global_norm(gradients).double().square()
         mesh = cast(DTensor, self.parameters[0]).device_mesh
-        dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
-        return total.sqrt().float()
+        shards = mesh.get_group(mesh.ndim - 1)
+
+        def sum_over_shards(total: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(total, group=shards)
+            return total
+
+        return global_norm(gradients, sum_over_shards)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

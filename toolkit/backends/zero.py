@@ -1,7 +1,8 @@
 """DeepSpeed ZeRO stages 1, 2 and 3.
 
 DeepSpeed clips, updates and clears gradients inside `engine.step()`, with the clipping value of its
-own configuration, and reports the norm afterwards; `deepspeed_config` gives it the run's value.
+own configuration, and reports the norm afterwards; `deepspeed_config` gives it the run's value. It
+adds squares in fp64, but for stage 1 in bf16, where another optimizer class adds them in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,9 @@ class ZeroEngine(Engine):
             # The window's gradients wait on the parameters themselves, which are bf16.
             for _, parameter in self.named_parameters():
                 parameter.grad_dtype = torch.float32
+        if self._whole_sums:
+            # Clipped here: DeepSpeed would clip once more, by its own norm.
+            self.model.optimizer.clip_grad = 0.0
 
     @property
     def module(self) -> nn.Module:
@@ -62,9 +66,16 @@ class ZeroEngine(Engine):
 
     def clip_and_step(self) -> torch.Tensor:
         """Let DeepSpeed clip, update and clear, and ask it for the norm it saw."""
+        grad_norm = self._clip(self._whole_sums) if self._whole_sums else None
         self.model.step()
-        grad_norm = self.model.get_global_grad_norm()
-        return torch.as_tensor(grad_norm, dtype=torch.float32, device=self.device)
+        if grad_norm is None:
+            grad_norm = self.model.get_global_grad_norm()
+        return torch.as_tensor(grad_norm, dtype=torch.float64, device=self.device)
+
+    @property
+    def _whole_sums(self) -> list[torch.Tensor]:
+        """Flat fp32 sums of the whole gradient, which only stage 1 in bf16 keeps on every rank."""
+        return list(getattr(self.model.optimizer, "fp32_groups_gradients_flat", ()))
 
     @property
     def step_was_skipped(self) -> bool:
@@ -104,8 +115,7 @@ class ZeroEngine(Engine):
         if self._is_partitioned:
             yield optimizer.grad_partitions_flat_buffer
             return
-        # Stage 1 in bf16 has another optimizer class, which keeps flat sums.
-        yield from getattr(optimizer, "fp32_groups_gradients_flat", ())
+        yield from self._whole_sums
         for sums in ("all_grad_tensors", "averaged_gradients"):
             for held in getattr(optimizer, sums, {}).values():
                 yield from held or ()

@@ -87,7 +87,8 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
         compute = _compute_dtype(hidden)
         accumulate = torch.promote_types(compute, torch.float32)
         projection = weight.to(compute)
-        loss = torch.zeros((), dtype=accumulate, device=hidden.device)
+        # Sums of many chunks, which fp32 would round one after another.
+        loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=accumulate)
         chunks = zip(
@@ -105,7 +106,7 @@ class _ChunkedCrossEntropySum(torch.autograd.Function):
                 grad_weight=grad_weight,
             )
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        return loss
+        return loss.to(accumulate)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:

@@ -13,7 +13,7 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars, still on the device.
+    """Scalars in fp64, still on the device.
 
     Attributes:
         loss_share: this rank's part of the mean over all valid targets of the global batch, before
@@ -35,7 +35,7 @@ def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float
     """
     engine.set_lr(lr)
     targets_in_step = engine.begin_sum(count_valid(micro_batches))
-    loss_share = torch.zeros((), device=engine.device)
+    loss_share = torch.zeros((), dtype=torch.float64, device=engine.device)
     for tokens, targets in engine.accumulate(micro_batches):
         # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.
         share = engine.model(tokens, targets) / targets_in_step().clamp_min(1)

@@ -76,7 +76,7 @@ def run_case(
 
     Args:
         case: what to do.
-        sizes: the model.
+        sizes: the model, but for what the case itself says of it.
         launched: the strategy and this process's place in it.
         break_it: what to put out of order in the engine before it is checked.
     """
@@ -126,6 +126,7 @@ def build_case(
     AcceleratorState._reset_state()
     GradientState._reset_state()
     torch.manual_seed(case.seed)
+    sizes = case.model(sizes)
     model = GPT2(
         sizes,
         dropout=case.dropout,
@@ -151,7 +152,7 @@ def build_case(
 
 def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) -> list[MicroBatch]:
     """Return this rank's part of the global batch, cut as a run's data is."""
-    inputs, targets = global_batch(step, case, sizes)
+    inputs, targets = global_batch(step, case, case.model(sizes))
     plan = case.plan(engine.world_size, seq_len=sizes.block_size)
     slots = [
         micro_batch_slots(

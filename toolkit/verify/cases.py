@@ -1,6 +1,6 @@
 """What one arm is asked to do, and the global batches that every arm and the reference share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,7 +9,7 @@ from toolkit.backends.strategies import Accumulation, Precision
 from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
 from toolkit.model.loss import IGNORE_INDEX
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
 
 TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
 """Small enough for many launches on a laptop; every kind of parameter is there."""
@@ -20,6 +20,9 @@ SEQUENCES_PER_STEP = 16
 MASKED_SHARE = 0.3
 """Of the targets, unevenly spread, so that micro-batches have unequal numbers of valid ones."""
 
+VARIANT_STEPS = 3
+"""The fewest that have a checked, a clipped and a counted step; drift is the plain cases' part."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -28,8 +31,12 @@ class Case:
     Attributes:
         steps: optimizer updates, through a warm-up of two and a cosine decay.
         grad_clip: with the default some of the first steps are clipped and some are not.
+        lr: the learning rate after the warm-up; None: GPT-2's usual one for AdamW, a large one for
+            SGD.
         dropout: draws differ by rank, so nothing but the ranks' agreement can be compared.
         incomplete_window: the last step has one micro-step less.
+        whole_vocabulary: the model has GPT-2's, whatever else it is: tensors as large as a real
+            run's, whose sums are as long.
     """
 
     accumulation: Accumulation
@@ -39,11 +46,17 @@ class Case:
     steps: int = 5
     seed: int = 1
     grad_clip: float = 0.55
+    lr: float | None = None
     dropout: float = 0.0
     loss: Literal["plain", "chunked"] = "plain"
     activation_checkpointing: bool = False
     compile: bool = False
     incomplete_window: bool = False
+    whole_vocabulary: bool = False
+
+    def model(self, sizes: ModelSizes) -> ModelSizes:
+        """Return the sizes of this case's model, from those that all cases share."""
+        return replace(sizes, vocab_size=PADDED_VOCAB_SIZE) if self.whole_vocabulary else sizes
 
     def plan(self, world_size: int, *, seq_len: int) -> BatchPlan:
         """Return how the shared global batch is cut for this case.
@@ -59,8 +72,8 @@ class Case:
         )
 
     def optimizer_config(self) -> OptimizerConfig:
-        """Return the optimizer both sides build: large steps for SGD, GPT-2's usual ones else."""
-        lr = 0.1 if self.optimizer == "sgd" else 1e-3
+        """Return the optimizer both sides build."""
+        lr = self.lr or (0.1 if self.optimizer == "sgd" else 1e-3)
         return OptimizerConfig.model_validate(
             {
                 "name": self.optimizer,
@@ -87,6 +100,7 @@ class Case:
             "checkpointing": self.activation_checkpointing,
             "compiled": self.compile,
             "incomplete window": self.incomplete_window,
+            "whole vocabulary": self.whole_vocabulary,
         }
         return ", ".join(word for word, holds in words.items() if holds)
 

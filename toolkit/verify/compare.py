@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from toolkit.verify.reference import Trajectory
+from toolkit.verify.reference import Trajectory, norm_of
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Difference:
     Attributes:
         loss_max_abs: in nats.
         grad_norm_max_rel: relative to the reference's norm.
+        own_norm_rel: of the first step's norm to the fp64 norm of the gradient found in that step.
         gradient_max_rel: of the first step's gradient, tensor by tensor: |a - b| / |b|.
         param_max_rel: of the parameters after the last step, likewise.
         key_bias_max_abs: of the key biases after the last step.
@@ -22,6 +23,7 @@ class Difference:
 
     loss_max_abs: float
     grad_norm_max_rel: float
+    own_norm_rel: float
     gradient_max_rel: float
     param_max_rel: float
     key_bias_max_abs: float
@@ -48,6 +50,7 @@ def compare(found: Trajectory, reference: Trajectory) -> Difference:
     return Difference(
         loss_max_abs=max(abs(a - b) for a, b in losses),
         grad_norm_max_rel=max(abs(a - b) / b for a, b in norms),
+        own_norm_rel=abs(found.grad_norms[0] / norm_of(found.gradients.values()) - 1),
         gradient_max_rel=max(d for _, d in _relative(found.gradients, reference.gradients)),
         param_max_rel=parameters[worst],
         key_bias_max_abs=max(
@@ -63,7 +66,7 @@ def _relative(
     found: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, float]]:
     for name, expected in reference.items():
-        value = found[name].to(expected.device, expected.dtype)
+        value, expected = found[name].to(expected.device).double(), expected.double()
         if _has_keys(name):
             value, expected = _without_key(value), _without_key(expected)
         yield name, ((value - expected).norm() / expected.norm().clamp_min(1e-30)).item()

@@ -18,12 +18,13 @@ from toolkit.backends.engine import Engine
 from toolkit.backends.strategies import Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.schedule import lr_at
-from toolkit.verify.cases import Case
+from toolkit.verify.cases import VARIANT_STEPS, Case
 
 Break = Callable[[Engine, Case], None]
 Batches = Any
 
 CASE = Case(accumulation="replicated", grad_accum_steps=4)
+WHOLE_VOCABULARY = replace(CASE, steps=VARIANT_STEPS, whole_vocabulary=True)
 
 
 def break_nothing(engine: Engine, case: Case) -> None:
@@ -111,6 +112,12 @@ def forget_the_tied_weight(engine: Engine, case: Case) -> None:
     engine.parameters = [p for p in engine.parameters if p is not tied]
 
 
+def misjudge_the_norm(engine: Engine, case: Case) -> None:
+    """Take the gradient for a ten-thousandth longer than it is."""
+    norm = engine._global_norm
+    engine._global_norm = lambda gradients: norm(gradients) * (1 + 1e-4)  # type: ignore[method-assign]
+
+
 def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
     """Let every rank read rank 0's part."""
     engine.launched = replace(engine.launched, rank=0)
@@ -168,6 +175,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("scheduler stepped per rank", step_the_schedule_per_rank, ("ddp", "zero2")),
     Control("clip before averaging", clip_before_averaging),
     Control("norm without the tied weight", forget_the_tied_weight, ("ddp", "fsdp2")),
+    Control("norm off by 1e-4", misjudge_the_norm, ("ddp", "fsdp2"), WHOLE_VOCABULARY),
     Control("one rank's data repeated", repeat_one_ranks_data, ("ddp", "fsdp2", "zero2")),
     Control("mean of means", take_the_mean_of_means, ("ddp", "fsdp2", "zero2")),
     Control("gradients left over", leave_gradients_over, ("ddp", "fsdp2")),

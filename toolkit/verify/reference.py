@@ -4,14 +4,19 @@ This file must not know the engines it is the measure of.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from toolkit.config import OptimizerConfig
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case, global_batch
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,31 @@ class Trajectory:
     parameters: dict[str, torch.Tensor]
 
 
-def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -> Trajectory:
+@dataclass(frozen=True)
+class ReferenceTrajectory(Trajectory):
+    """What the reference did.
+
+    Attributes:
+        torch_grad_norms: of the same gradients as `grad_norms`, as PyTorch's own clipping has them.
+    """
+
+    torch_grad_norms: list[float]
+
+
+def reference_trajectory(
+    case: Case, sizes: ModelSizes, *, dtype: torch.dtype
+) -> ReferenceTrajectory:
     """Train for `case.steps` updates in `dtype`, from weights drawn in fp32.
 
     A case in bf16 is computed under PyTorch's autocast, with fp32 masters; in fp64 it is exact.
+    Squares of gradients are added in fp64 whatever `dtype` is, for PyTorch's own sum of them is
+    wrong by more than rounding where tensors are large.
     """
     autocast = dtype != torch.float64 and case.precision == "bf16"
     torch.manual_seed(case.seed)
     model = GPT2(sizes).to(dtype)
     optimizer = _build_optimizer(model, case.optimizer_config())
-    losses, grad_norms, gradients = [], [], {}
+    losses, grad_norms, torch_grad_norms, gradients = [], [], [], {}
     for step in range(case.steps):
         inputs, targets = global_batch(step, case, sizes)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -48,18 +68,24 @@ def reference_trajectory(case: Case, sizes: ModelSizes, *, dtype: torch.dtype) -
         loss.backward()
         if step == 0:
             gradients = {name: _gradient(p).clone() for name, p in model.named_parameters()}
-        norm = torch.stack([_gradient(p).norm() for p in model.parameters()]).norm()
-        if case.grad_clip and norm > case.grad_clip:
+        torch_grad_norms.append(get_total_norm(map(_gradient, model.parameters())).item())
+        norm = norm_of(_gradient(p) for p in model.parameters())
+        if case.grad_clip:
             for parameter in model.parameters():
-                _gradient(parameter).mul_(case.grad_clip / norm)
+                _gradient(parameter).mul_(min(1.0, case.grad_clip / (norm + CLIP_EPSILON)))
         for group in optimizer.param_groups:
             group["lr"] = _lr(step, case)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        grad_norms.append(norm.item())
+        grad_norms.append(norm)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    return Trajectory(losses, grad_norms, gradients, parameters)
+    return ReferenceTrajectory(losses, grad_norms, gradients, parameters, torch_grad_norms)
+
+
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the L2 norm of all tensors together; squares are added in fp64."""
+    return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))
 
 
 def _build_optimizer(model: GPT2, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -10,46 +10,86 @@ from toolkit.verify.run import Caught
 from toolkit.verify.verdict import Arm, Verdict
 
 KIB = 2**10
+WIDTH, WIDEST = 100, 200
+"""Characters in a row, without and with `--wide`."""
+
+CASE_COLUMNS = ("strategy", "ranks", "accumulation", "A", "update", "variant")
+NUMBER_COLUMNS = ("loss", "grad_norm", "params")
+WIDE_COLUMNS = ("gradient", "own norm", "KiB reduced", "KiB gathered", "KiB held", "replicas")
 
 
-def build_table(verdicts: list[Verdict]) -> Table:
-    """Return one row per case: distances from the exact update, traffic, and the verdict."""
-    table = Table(title="Largest differences from the exact (fp64) update")
-    for column in ("strategy", "ranks", "accumulation", "A", "precision", "optimizer", "variant"):
-        table.add_column(column)
-    for column in ("loss", "grad_norm", "gradient", "parameters"):
-        table.add_column(column, justify="right")
-    for column in ("KiB reduced", "KiB gathered", "KiB held"):
-        table.add_column(column, justify="right")
-    table.add_column("replicas")
-    table.add_column("verdict")
+def build_table(verdicts: list[Verdict], *, wide: bool = False) -> Table:
+    """Return one row per case: distances from the exact update, and whether it equals it.
+
+    Args:
+        verdicts: the rows.
+        wide: add the gradients' distances, what was communicated and held, and the replicas. A row
+            without them has at most `WIDTH` characters.
+    """
+    columns = [*CASE_COLUMNS, *NUMBER_COLUMNS, *(WIDE_COLUMNS if wide else ()), "equal"]
+    right = (*NUMBER_COLUMNS, *WIDE_COLUMNS)
+    title = "Largest differences from the exact (fp64) update"
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for verdict in verdicts:
-        table.add_row(*_cells(verdict))
+        cells = _cells(verdict)
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
-def _cells(verdict: Verdict) -> list[str]:
-    case, difference, traffic = verdict.case, verdict.difference, verdict.outcome.traffic
+def _cells(verdict: Verdict) -> dict[str, str]:
+    case, traffic = verdict.case, verdict.outcome.traffic
     held = verdict.outcome.held_gradient_bytes
     reduced = traffic["all_reduce"].bytes + traffic["reduce_scatter"].bytes
-    return [
-        verdict.arm.strategy,
-        str(verdict.arm.world_size),
-        case.accumulation,
-        str(case.grad_accum_steps),
-        case.precision,
-        case.optimizer,
-        case.variant,
-        *(
-            f"{getattr(difference, name):.1e}" if name in verdict.limits else "-"
-            for name in ("loss_max_abs", "grad_norm_max_rel", "gradient_max_rel", "param_max_rel")
-        ),
-        f"{reduced / KIB:,.0f}",
-        f"{traffic['all_gather'].bytes / KIB:,.0f}",
-        "-" if held is None else f"{held / KIB:,.0f}",
-        _replicas(verdict),
-        "; ".join(verdict.problems) or "equal",
-    ]
+    return {
+        "strategy": verdict.arm.strategy,
+        "ranks": str(verdict.arm.world_size),
+        "accumulation": case.accumulation,
+        "A": str(case.grad_accum_steps),
+        "update": f"{case.precision} {case.optimizer}",
+        "variant": case.variant,
+        "loss": _distance(verdict, "loss_max_abs"),
+        "grad_norm": _distance(verdict, "grad_norm_max_rel") + _torch_mark(verdict),
+        "params": _distance(verdict, "param_max_rel"),
+        "gradient": _distance(verdict, "gradient_max_rel"),
+        "own norm": _distance(verdict, "own_norm_rel"),
+        "KiB reduced": f"{reduced / KIB:,.0f}",
+        "KiB gathered": f"{traffic['all_gather'].bytes / KIB:,.0f}",
+        "KiB held": "-" if held is None else f"{held / KIB:,.0f}",
+        "replicas": _replicas(verdict),
+        "equal": "no" if verdict.problems else "yes",
+    }
+
+
+def _distance(verdict: Verdict, name: str) -> str:
+    return f"{getattr(verdict.difference, name):.1e}" if name in verdict.limits else "-"
+
+
+def _torch_mark(verdict: Verdict) -> str:
+    return " *" if torch_is_beyond(verdict) else ""
+
+
+def torch_is_beyond(verdict: Verdict) -> bool:
+    """Whether plain PyTorch's own norm is further from fp64 than a case's norm may be."""
+    limit = verdict.limits.get("grad_norm_max_rel")
+    return limit is not None and not verdict.torch_norm_max_rel <= limit
+
+
+def build_notes(verdicts: list[Verdict]) -> list[str]:
+    """Return the lines under the table: what the mark means, and each case's problems."""
+    notes = []
+    if beyond := [verdict for verdict in verdicts if torch_is_beyond(verdict)]:
+        furthest = max(beyond, key=lambda verdict: verdict.torch_norm_max_rel)
+        notes.append(
+            f"* PyTorch's own gradient norm is up to {furthest.torch_norm_max_rel:.1e} off here, "
+            f"where a case may be {furthest.limits['grad_norm_max_rel']:.1e} off"
+        )
+    for verdict in verdicts:
+        cells = _cells(verdict)
+        case = " ".join(cells[column] for column in CASE_COLUMNS if cells[column])
+        notes += [f"{case}: {problem}" for problem in verdict.problems]
+    return notes
 
 
 def _replicas(verdict: Verdict) -> str:

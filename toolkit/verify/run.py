@@ -14,16 +14,13 @@ from toolkit.backends.strategies import (
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.model.sizes import ModelSizes
-from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
-from toolkit.verify.controls import CASE, CONTROLS, Control
+from toolkit.verify.cases import SEQUENCES_PER_STEP, VARIANT_STEPS, Case
+from toolkit.verify.controls import CONTROLS, Control
 from toolkit.verify.launch import Result, run_arm
 from toolkit.verify.verdict import Arm, Verdict, judge, launched_replicas
 
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
-
-VARIANT_STEPS = 3
-"""The fewest that have a checked, a clipped and a counted step; drift is the plain cases' part."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,8 @@ def cases_of(
     """Return the cases of an arm: every mode it can accumulate in, with both optimizers.
 
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
-    dropout, with the chunked loss, with activation checkpointing and, under one strategy, compiled.
+    dropout, with the chunked loss, with activation checkpointing, with GPT-2's whole vocabulary
+    and, under one strategy, compiled.
     """
     modes = [mode for mode in accumulations if SUPPORT[arm.strategy][mode].possible]
     plain = [
@@ -115,6 +113,7 @@ def cases_of(
         {"dropout": 0.1},
         {"loss": "chunked"},
         {"activation_checkpointing": True},
+        {"whole_vocabulary": True},
         *([{"incomplete_window": True}] if most > 1 else []),
         *([{"compile": True}] if arm.strategy == COMPILED else []),
     ]
@@ -140,7 +139,7 @@ def verify_arm(
         ToolkitError: the launch failed or did not end in time.
     """
     # Whether a fault is caught says something only where the same case passes unbroken.
-    unbroken = [CASE] if controls else []
+    unbroken = list({control.case: None for control in controls})
     results, broken = run_arm(
         arm.strategy,
         arm.world_size,
@@ -153,19 +152,23 @@ def verify_arm(
         judge(arm, case, result, sizes)
         for case, result in zip([*cases, *unbroken], results, strict=True)
     ]
-    trusted = all(not verdict.problems for verdict in verdicts[len(cases) :])
+    trusted = {verdict.case for verdict in verdicts[len(cases) :] if not verdict.problems}
     caught = [
-        Caught(control.name, arm.strategy, _caught_by(arm, result, sizes) if trusted else None)
+        Caught(
+            control.name,
+            arm.strategy,
+            _caught_by(arm, control, result, sizes) if control.case in trusted else None,
+        )
         for control, result in zip(controls, broken, strict=True)
     ]
     return ArmReport(verdicts[: len(cases)], caught)
 
 
-def _caught_by(arm: Arm, result: Result, sizes: ModelSizes) -> str | None:
+def _caught_by(arm: Arm, control: Control, result: Result, sizes: ModelSizes) -> str | None:
     """The first check that a broken engine did not pass."""
     if isinstance(result, str):
         return result
-    return next(iter(judge(arm, CASE, result, sizes).problems), None)
+    return next(iter(judge(arm, control.case, result, sizes).problems), None)
 
 
 def run_all(

@@ -46,6 +46,7 @@ class Verdict:
 
     Attributes:
         limits: the largest admissible value of each compared figure.
+        torch_norm_max_rel: how far the norms are from fp64 that plain PyTorch finds here.
         problems: a sentence for each thing that is not as it should be; empty if it all is.
     """
 
@@ -53,6 +54,7 @@ class Verdict:
     case: Case
     difference: Difference
     limits: dict[str, float]
+    torch_norm_max_rel: float
     outcome: Outcome
     expected: dict[str, Expected]
     expected_held_gradient_bytes: int | None
@@ -71,6 +73,7 @@ class Verdict:
             "steps": self.case.steps,
             **{name: getattr(self.difference, name) for name in COMPARED},
             "limits": self.limits,
+            "torch_norm_max_rel": self.torch_norm_max_rel,
             "collectives": {kind: vars(seen) for kind, seen in self.outcome.traffic.items()},
             "expected_collectives": {
                 kind: {
@@ -91,7 +94,8 @@ class Verdict:
 
 def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
     """Compare one outcome with the exact update and the closed formulas."""
-    measure = _yardstick(_of_reference(case), sizes)
+    sizes = case.model(sizes)
+    measure = _yardstick(reference_of(case), sizes)
     difference = compare(outcome.trajectory, measure.exact)
     limits = _limits(case, measure)
     expected = expected_collectives(
@@ -111,10 +115,20 @@ def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
         *_memory_problems(outcome, held),
         *outcome.replica_problems,
     ]
-    return Verdict(arm, case, difference, limits, outcome, expected, held, problems)
+    return Verdict(
+        arm=arm,
+        case=case,
+        difference=difference,
+        limits=limits,
+        torch_norm_max_rel=measure.torch_norm_max_rel,
+        outcome=outcome,
+        expected=expected,
+        expected_held_gradient_bytes=held,
+        problems=problems,
+    )
 
 
-def _of_reference(case: Case) -> Case:
+def reference_of(case: Case) -> Case:
     """The reference knows neither micro-steps nor ranks, so one serves every way to cut a batch."""
     same = replace(
         case,
@@ -133,9 +147,9 @@ def _yardstick(case: Case, sizes: ModelSizes) -> Yardstick:
 
 
 def _limits(case: Case, measure: Yardstick) -> dict[str, float]:
-    """What is compared, with its limit; under dropout nothing is, since every draw differs."""
+    """What is compared, with its limit; under dropout an arm with itself, since draws differ."""
     if case.dropout:
-        return {}
+        return {"own_norm_rel": measure.limit("own_norm_rel", case.precision)}
     limits = {name: measure.limit(name, case.precision) for name in COMPARED}
     # AdamW divides by the gradient's own size, so in bf16 a small gradient's sign is a draw.
     if case.precision != "fp32" and case.optimizer == "adamw":
