@@ -48,15 +48,13 @@ def build() -> Engine:
     """GPT-2 after one update."""
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
-    sizes = preset_sizes("gpt2")
-    model = GPT2(sizes)
+    model = GPT2(preset_sizes("gpt2"))
     plan = plan_batch(tokens_per_step=SEQ_LEN, seq_len=SEQ_LEN, micro_batch_size=1, world_size=1)
     engine = build_engine(
         model,
         build_optimizer(model, OptimizerConfig()),
         launched=launched,
         plan=plan,
-        sizes=sizes,
         accumulation="replicated",
         precision="fp32",
         grad_clip=1.0,

@@ -113,7 +113,6 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
         build_optimizer(model, optimizer),
         launched=launched,
         plan=plan,
-        sizes=sizes,
         accumulation=arm.accumulation,
         precision=arm.precision,
         grad_clip=GRAD_CLIP,

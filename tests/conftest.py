@@ -33,7 +33,6 @@ def run_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def fresh_accelerate() -> None:
     """Forget the engine that an earlier test of this process built."""
-    from accelerate.state import AcceleratorState, GradientState
+    from toolkit.backends.accelerate_internals import forget_engine
 
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
+    forget_engine()

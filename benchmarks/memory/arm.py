@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
+from toolkit.backends.accelerate_internals import forget_engine
 from toolkit.backends.build import build_engine
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import Launched, read_launch
@@ -48,10 +49,7 @@ def main(order_file: Path) -> None:
 
 def measure(configuration: Configuration, launched: Launched) -> dict[str, object]:
     """Return the fullest rank's peak, and this rank's by what its blocks are."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
+    forget_engine()
     gc.collect()
     # Engines of earlier configurations may linger in this process; they are not this one's.
     lingering = sum(live_storages().values())
@@ -104,7 +102,6 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
         optimizer,
         launched=launched,
         plan=plan,
-        sizes=settings.sizes,
         accumulation=settings.accumulation,
         precision=settings.precision,
         grad_clip=1.0,

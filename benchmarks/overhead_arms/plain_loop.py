@@ -100,7 +100,12 @@ def train_deepspeed(order: Order, turns: Turns, backend: str) -> None:
         model=model,
         optimizer=build_adamw(model),
         config=build_deepspeed_config(
-            "zero2", plan=plan, sizes=workload.sizes, precision="fp32", grad_clip=GRAD_CLIP
+            "zero2",
+            "sharded",
+            plan=plan,
+            sizes=workload.sizes,
+            precision="fp32",
+            grad_clip=GRAD_CLIP,
         ),
     )
     micro_batches = order.micro_batches()

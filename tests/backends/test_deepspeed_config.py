@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from toolkit.backends.deepspeed_config import build_deepspeed_config, zero_optimization
-from toolkit.backends.strategies import Precision, Strategy
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.batching import plan_batch
 from toolkit.model.sizes import ModelSizes
 
@@ -15,9 +15,14 @@ PLAN = plan_batch(tokens_per_step=1536, seq_len=32, micro_batch_size=3, world_si
 STAGES: list[Strategy] = ["zero1", "zero2", "zero3"]
 
 
-def build(strategy: Strategy, precision: Precision = "fp32", grad_clip: float = 0.5) -> Any:
+def build(
+    strategy: Strategy,
+    precision: Precision = "fp32",
+    grad_clip: float = 0.5,
+    accumulation: Accumulation = "replicated",
+) -> Any:
     return build_deepspeed_config(
-        strategy, plan=PLAN, sizes=SIZES, precision=precision, grad_clip=grad_clip
+        strategy, accumulation, plan=PLAN, sizes=SIZES, precision=precision, grad_clip=grad_clip
     )
 
 
@@ -104,3 +109,14 @@ def test_stage_3_keeps_at_most_two_blocks_gathered() -> None:
     assert zero["stage3_max_live_parameters"] == 2 * BLOCK
     assert zero["stage3_max_reuse_distance"] == zero["stage3_prefetch_bucket_size"] == BLOCK
     assert not [key for key in build("zero2")["zero_optimization"] if key.startswith("stage3")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("accumulation", ["replicated", "sharded"])
+@pytest.mark.parametrize("strategy", STAGES)
+def test_a_windows_fp32_sums_pass_through_no_bucket_of_the_models_dtype(
+    strategy: Strategy, accumulation: Accumulation, precision: Precision
+) -> None:
+    zero = build(strategy, precision, accumulation=accumulation)["zero_optimization"]
+    rounds = (strategy, accumulation) == ("zero2", "replicated") and precision != "fp32"
+    assert zero.get("contiguous_gradients", True) is not rounds

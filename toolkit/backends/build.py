@@ -1,21 +1,26 @@
 """From a launch, a model and an optimizer to an engine: the one place that orders the wrapping."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from toolkit.backends.accelerate_internals import admit_sharding, plain_optimizer
+from toolkit.backends.blocks import blocks_of, sizes_of
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import Launched
 from toolkit.backends.strategies import (
+    FSDP2_STRATEGIES,
     Accumulation,
     Precision,
     check_accumulation,
     check_precision,
 )
+from toolkit.backends.ties import check_ties, tie_again, tied_names
 from toolkit.batching import BatchPlan
 from toolkit.errors import UsageError
-from toolkit.model.gpt2 import GPT2
-from toolkit.model.sizes import ModelSizes
 
 TORCH_DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -25,26 +30,33 @@ TORCH_DTYPES: dict[Precision, torch.dtype] = {
 
 
 def build_engine(
-    model: GPT2,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
     launched: Launched,
     plan: BatchPlan,
-    sizes: ModelSizes,
     accumulation: Accumulation,
     precision: Precision,
     grad_clip: float,
     trackers: list[str] | None = None,
     project_dir: str | None = None,
+    block_classes: Sequence[type[nn.Module]] = (),
 ) -> Engine:
     """Wrap model and optimizer together for the launched strategy.
 
     `start_process_group` must have run. The optimizer must have been built on this model: engines
-    replace its parameters by their sharded ones, which works only in one call for both.
+    replace its parameters by their sharded ones, which works only in one call for both. Weights
+    that are tied before are tied again after it.
+
+    Args:
+        model: any module; called with a micro-batch's tensors, it returns a sum of losses.
+        block_classes: the classes whose modules are sharded one by one and gathered one at a time;
+            without any, those that `blocks_of` finds.
 
     Raises:
         UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
-            precision, the launch file asks for another precision, or a tracker is not installed.
+            precision, the launch file asks for another precision, a tracker is not installed, or
+            the model cannot be sharded by its blocks.
     """
     from accelerate import Accelerator, PartialState
 
@@ -52,18 +64,21 @@ def build_engine(
     check_precision(precision, PartialState().device.type)
     _check_launched_precision(launched, precision)
     _check_trackers(trackers or [])
+    ties = tied_names(model)
+    blocks = blocks_of(model, block_classes)
+    if launched.strategy in FSDP2_STRATEGIES:
+        check_ties(model, ties, blocks)
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         log_with=trackers or None,
         project_dir=project_dir,
-        **_plugins(launched, plan, sizes, precision, grad_clip),
+        **_plugins(launched, plan, model, blocks, accumulation, precision, grad_clip),
     )
     wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
-    model.tie_weights()
+    tie_again(model, ties)
     if accelerator.scaler is None:
-        # Accelerate's wrapper is there to scale; every step it looks for packages on the disk.
-        wrapped_optimizer = getattr(wrapped_optimizer, "optimizer", wrapped_optimizer)
-    return _engine_class(launched)(
+        wrapped_optimizer = plain_optimizer(wrapped_optimizer)
+    return _engine_class(launched, blocks)(
         accelerator=accelerator,
         model=wrapped,
         optimizer=wrapped_optimizer,
@@ -94,7 +109,7 @@ def _check_trackers(asked: list[str]) -> None:
             )
 
 
-def _engine_class(launched: Launched) -> type[Engine]:
+def _engine_class(launched: Launched, blocks: Sequence[nn.Module]) -> Callable[..., Engine]:
     if launched.strategy.startswith("zero"):
         from toolkit.backends.zero import ZeroEngine
 
@@ -105,13 +120,15 @@ def _engine_class(launched: Launched) -> type[Engine]:
         return ReplicatedEngine
     from toolkit.backends.fsdp2 import Fsdp2Engine
 
-    return Fsdp2Engine
+    return partial(Fsdp2Engine, blocks=blocks)
 
 
 def _plugins(
     launched: Launched,
     plan: BatchPlan,
-    sizes: ModelSizes,
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    accumulation: Accumulation,
     precision: Precision,
     grad_clip: float,
 ) -> dict[str, Any]:
@@ -125,7 +142,12 @@ def _plugins(
         # Given as an argument, the dictionary would be refused wherever the launch file, too, says
         # the stage; and the launch file has to say it, for it is what picks the engine.
         plugin.deepspeed_config |= build_deepspeed_config(
-            launched.strategy, plan=plan, sizes=sizes, precision=precision, grad_clip=grad_clip
+            launched.strategy,
+            accumulation,
+            plan=plan,
+            sizes=sizes_of(model, blocks),
+            precision=precision,
+            grad_clip=grad_clip,
         )
         return {
             "deepspeed_plugin": plugin,
@@ -137,23 +159,25 @@ def _plugins(
         return {"kwargs_handlers": [ddp]}
     if launched.strategy == "single":
         return {}
-    return _fsdp2_plugins(launched, precision)
+    if not blocks:
+        raise UsageError(
+            f"{launched.strategy} shards a model block by block, and {type(model).__name__} has no "
+            "nn.ModuleList of blocks of one class; give build_engine their block_classes"
+        )
+    return _fsdp2_plugins(launched, {type(block).__name__ for block in blocks}, precision)
 
 
-def _fsdp2_plugins(launched: Launched, precision: Precision) -> dict[str, Any]:
-    from accelerate import PartialState
+def _fsdp2_plugins(launched: Launched, blocks: set[str], precision: Precision) -> dict[str, Any]:
     from accelerate.parallelism_config import ParallelismConfig
-    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+    from accelerate.utils import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    # AcceleratorState turns only this type into FSDP; without a GPU PartialState leaves it at NO.
-    PartialState().distributed_type = DistributedType.MULTI_GPU
-
+    admit_sharding()
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=launched.strategy != "fsdp2_no_reshard",
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["Block"],
+        transformer_cls_names_to_wrap=sorted(blocks),
         # Gradients are reduced, and so also accumulated, in fp32; Accelerate's default is bf16.
         mixed_precision_policy=MixedPrecisionPolicy(
             param_dtype=TORCH_DTYPES[precision], reduce_dtype=torch.float32

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from toolkit.backends.torch_internals import TorchDispatchMode, process_group_of
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "other"]
 KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "other")
@@ -90,7 +91,7 @@ class CollectiveCounter(TorchDispatchMode):
                     kind,
                     elements=sum(tensor.numel() for tensor in payload),
                     itemsize=payload[0].element_size(),
-                    ranks=tuple(dist.get_process_group_ranks(_group(args))),
+                    ranks=tuple(dist.get_process_group_ranks(process_group_of(args))),
                     at_boundary=self.at_boundary(),
                 )
             )
@@ -118,11 +119,3 @@ def _tensors(argument: torch.Tensor | Sequence[Any]) -> Iterator[torch.Tensor]:
         return
     for part in argument:
         yield from _tensors(part)
-
-
-def _group(args: Sequence[Any]) -> dist.ProcessGroup:
-    """The process group among an operator's arguments, by itself or by its name."""
-    for argument in args:
-        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return dist.ProcessGroup.unbox(argument)
-    return dist.distributed_c10d._resolve_process_group(args[-1])

@@ -153,7 +153,7 @@ def _bucketed_calls(sizes: ModelSizes, reductions: int) -> Range:
 
 
 def _block_parameters(sizes: ModelSizes) -> int:
-    return sizes.n_layer * (12 * sizes.n_embd**2 + 13 * sizes.n_embd)
+    return sizes.n_layer * sizes.block_parameters
 
 
 def _fsdp2_gathers(
@@ -188,5 +188,5 @@ def _zero3_gathers(
 
 
 def _persistent_parameters(sizes: ModelSizes) -> int:
-    """Biases and norms: tensors of up to 10 n_embd elements, which stage 3 keeps gathered."""
+    """Biases and norms, which stage 3 keeps gathered."""
     return sizes.n_layer * 13 * sizes.n_embd + 2 * sizes.n_embd

@@ -1,10 +1,9 @@
 """DeepSpeed's configuration, derived from the run: nothing in it is said a second time."""
 
-from typing import Any
+from typing import Any, Protocol
 
-from toolkit.backends.strategies import Precision, Strategy
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.batching import BatchPlan
-from toolkit.model.sizes import ModelSizes
 
 STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -21,11 +20,25 @@ DEEPSPEED_BUCKET = 500_000_000
 """DeepSpeed's default, to which its bf16 stage 1 holds whatever is configured."""
 
 
+class Sizes(Protocol):
+    """What buckets follow, in elements: `ModelSizes`, or a model's own `MeasuredSizes`."""
+
+    @property
+    def parameter_count(self) -> int: ...  # noqa: D102
+
+    @property
+    def block_parameters(self) -> int: ...  # noqa: D102
+
+    @property
+    def largest_vector(self) -> int: ...  # noqa: D102
+
+
 def build_deepspeed_config(
     strategy: Strategy,
+    accumulation: Accumulation,
     *,
     plan: BatchPlan,
-    sizes: ModelSizes,
+    sizes: Sizes,
     precision: Precision,
     grad_clip: float,
 ) -> dict[str, Any]:
@@ -33,6 +46,9 @@ def build_deepspeed_config(
 
     Masters, optimizer state, reduction and accumulation are fp32 under every precision.
     """
+    zero = zero_optimization(strategy, sizes)
+    if is_reduced_in_place(strategy, accumulation, precision):
+        zero["contiguous_gradients"] = False
     return {
         "train_micro_batch_size_per_gpu": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.grad_accum_steps,
@@ -42,22 +58,32 @@ def build_deepspeed_config(
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "zero_optimization": zero_optimization(strategy, sizes),
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": None,
     }
 
 
-def bucket_elements(sizes: ModelSizes) -> int:
+def bucket_elements(sizes: Sizes) -> int:
     """Return the elements that are reduced at one time; DeepSpeed insists on an even number."""
     bucket = min(sizes.parameter_count // BUCKETS_PER_MODEL, LARGEST_BUCKET)
     return bucket - bucket % 2
 
 
-def zero_optimization(strategy: Strategy, sizes: ModelSizes) -> dict[str, Any]:
+def is_reduced_in_place(
+    strategy: Strategy, accumulation: Accumulation, precision: Precision
+) -> bool:
+    """Whether stage 2 reduces gradients from where they are, without copying them to its bucket.
+
+    The bucket has the model's dtype, and so would round a whole window's fp32 sums to it.
+    """
+    return (strategy, accumulation) == ("zero2", "replicated") and precision != "fp32"
+
+
+def zero_optimization(strategy: Strategy, sizes: Sizes) -> dict[str, Any]:
     """Return the section about ZeRO itself; the memory formula reads its sizes here too."""
     bucket = bucket_elements(sizes)
-    block = 12 * sizes.n_embd**2 + 13 * sizes.n_embd
+    block = sizes.block_parameters
     zero: dict[str, Any] = {
         "stage": STAGES[strategy],
         "reduce_bucket_size": bucket,
@@ -72,6 +98,7 @@ def zero_optimization(strategy: Strategy, sizes: ModelSizes) -> dict[str, Any]:
             # which would undo the sharding of every GPT-2 but the largest.
             "stage3_max_reuse_distance": block,
             "stage3_max_live_parameters": 2 * block,
-            "stage3_param_persistence_threshold": 10 * sizes.n_embd,
+            # Biases and norms are too small to be worth a gather each.
+            "stage3_param_persistence_threshold": sizes.largest_vector,
         }
     return zero

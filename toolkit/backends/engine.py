@@ -8,7 +8,7 @@ of ranks what the engine will divide by.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from torch import nn
 from toolkit.backends.launched import Launched
 from toolkit.backends.norm import global_norm
 from toolkit.backends.strategies import Accumulation
+from toolkit.backends.torch_internals import SCALER_STATE
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -61,6 +62,7 @@ class Engine(ABC):
         self.waited_s = 0.0
         self.parameters: Sequence[nn.Parameter] = tuple(model.parameters())
         self._left_out = False
+        self._window: Generator[Any] | None = None
 
     @property
     def rank(self) -> int:
@@ -76,8 +78,14 @@ class Engine(ABC):
         """Yield the micro-batches of one step; after the last, gradients are averaged over ranks.
 
         Forward and backward of a micro-batch both belong inside one turn of the loop over this:
-        an engine decides before the forward pass whether the backward pass will communicate.
+        an engine decides before the forward pass whether the backward pass will communicate. A
+        window that an exception ended before its update is abandoned first.
         """
+        self.abandon_window()
+        self._window = self._micro_steps(micro_batches)
+        return self._window
+
+    def _micro_steps(self, micro_batches: Sequence[MicroBatch]) -> Generator[MicroBatch]:
         *earlier, last = micro_batches
         if earlier:
             self.at_boundary = False
@@ -89,6 +97,19 @@ class Engine(ABC):
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
         """Return the context of all micro-steps but the last; set by the accumulation mode."""
         return nullcontext()
+
+    def abandon_window(self) -> None:
+        """Forget the micro-steps since the last update, without communication.
+
+        The next window starts as if they had not been. A window that was updated from, or none at
+        all, is left alone. Gradients that wait for their reduction lie where `zero_grad` of no
+        optimizer looks, so each engine has its own way.
+        """
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+            self._drop_gradients()
+            self.at_boundary = True
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's share of the global mean loss."""
@@ -111,6 +132,7 @@ class Engine(ABC):
         if not self._left_out:
             self.optimizer.step()
         self._clear_gradients()
+        self._window = None
         return grad_norm
 
     def _clip(self, gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -132,6 +154,10 @@ class Engine(ABC):
 
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _drop_gradients(self) -> None:
+        """Let go of every gradient of an unfinished window."""
+        self._clear_gradients()
 
     @property
     def step_was_skipped(self) -> bool:
@@ -279,13 +305,13 @@ class Engine(ABC):
         if scaler is None or not scaler.is_enabled():
             return None
         state = scaler.state_dict()
-        return {"scale": state["scale"], "held": state["_growth_tracker"]}
+        return {"scale": state["scale"], "held": state[SCALER_STATE]}
 
     def load_loss_scale(self, found: dict[str, float]) -> None:
         """Set what `loss_scale` returned, on this or another engine."""
         scaler = self.accelerator.scaler
-        state = {**scaler.state_dict(), "scale": found["scale"]}
-        scaler.load_state_dict({**state, "_growth_tracker": int(found["held"])})
+        held = {"scale": found["scale"], SCALER_STATE: int(found["held"])}
+        scaler.load_state_dict({**scaler.state_dict(), **held})
 
     def finish_loading(self) -> None:
         """Called once after all parameters are set, where an engine keeps a second copy."""

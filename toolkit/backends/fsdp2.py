@@ -3,7 +3,7 @@
 Parameters, gradients and optimizer state are DTensors: each rank holds a slice of dimension 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,16 +13,23 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from toolkit.backends import torch_internals as internals
 from toolkit.backends.engine import Engine, Kind, start_adamw
 from toolkit.backends.norm import global_norm
 
 
 class Fsdp2Engine(Engine):
-    """FSDP2 and hybrid sharding."""
+    """FSDP2 and hybrid sharding.
 
-    def __init__(self, **arguments: Any) -> None:
+    Attributes:
+        blocks: the modules that were to be sharded one by one.
+    """
+
+    def __init__(self, *, blocks: Sequence[nn.Module] = (), **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.blocks = blocks
         self._units = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
+        internals.check_fsdp(self._units)
 
     @property
     def module(self) -> nn.Module:
@@ -37,8 +44,10 @@ class Fsdp2Engine(Engine):
             "deferred": (True, False),
         }[self.accumulation]
         self._set(sync=sync, reduce=reduce, reshard=not self._stays_gathered)
-        yield
-        self._set(sync=True, reduce=True, reshard=True)
+        try:
+            yield
+        finally:
+            self._set(sync=True, reduce=True, reshard=True)
 
     @property
     def _stays_gathered(self) -> bool:
@@ -67,6 +76,11 @@ class Fsdp2Engine(Engine):
 
         return global_norm(gradients, sum_over_shards)
 
+    def _drop_gradients(self) -> None:
+        for unit in self._units:
+            internals.drop_gradients(unit)
+            unit.reshard()
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Also give back what stayed gathered: only a backward pass would have freed it."""
@@ -90,14 +104,7 @@ class Fsdp2Engine(Engine):
     def held_gradients(self) -> Iterator[torch.Tensor]:
         """Yield whole gradients not reduced yet, reduced slices, and what waits for all-reduce."""
         for unit in self._units:
-            group: Any = unit._get_fsdp_state()._fsdp_param_group
-            held = [group._partial_reduce_output]
-            for part in group.fsdp_params:
-                # In another dtype than they are reduced in, whole gradients are kept aside.
-                held += [part.unsharded_accumulated_grad, part._unsharded_param.grad]
-                if part.sharded_param.grad is not None:
-                    held.append(part.sharded_param.grad.to_local())
-            yield from (gradient for gradient in held if gradient is not None)
+            yield from internals.held_gradients(unit)
 
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Gather the slices; the sharded parameter is the fp32 master."""

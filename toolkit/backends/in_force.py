@@ -11,24 +11,15 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from toolkit.backends.build import TORCH_DTYPES
 from toolkit.backends.collectives import CollectiveCounter
 from toolkit.backends.engine import Engine
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.backends.strategies import FSDP2_STRATEGIES, Accumulation, Precision, Strategy
+from toolkit.backends.torch_internals import mixed_precision, reshards_after_forward
 from toolkit.errors import UsageError
-
-_WRAPPERS = {
-    "single": "GPT2",
-    "ddp": "DistributedDataParallel",
-    "fsdp2": "FSDPGPT2",
-    "fsdp2_no_reshard": "FSDPGPT2",
-    "hsdp": "FSDPGPT2",
-    "zero1": "DeepSpeedEngine",
-    "zero2": "DeepSpeedEngine",
-    "zero3": "DeepSpeedEngine",
-}
 
 
 @dataclass(frozen=True)
@@ -49,27 +40,40 @@ def _words(value: Any) -> str:
     return ", ".join(sorted(str(one).removeprefix("torch.") for one in values)) or "none"
 
 
-def check_in_force(engine: Engine, *, precision: Precision, tied: tuple[str, str]) -> list[Fact]:
+def check_in_force(
+    engine: Engine, *, precision: Precision, tied: tuple[str, str] | None = None
+) -> list[Fact]:
     """Compare the wrapped model with what was asked; return all facts compared.
 
     Args:
         engine: freshly built.
         precision: the run's.
-        tied: two dotted names that must be one parameter.
+        tied: two dotted names that must be one parameter, if the model has any.
 
     Raises:
         UsageError: every fact that differs, asked beside found.
     """
     facts = [
         Fact("world size", engine.world_size, engine.accelerator.num_processes),
-        Fact("wrapper", _WRAPPERS[engine.launched.strategy], type(engine.model).__name__),
-        Fact("tied weights", "one parameter", _tie(engine.module, *tied)),
+        Fact("wrapper", _wrapper(engine), type(engine.model).__name__),
+        *([Fact("tied weights", "one parameter", _tie(engine.module, *tied))] if tied else []),
         Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),
         Fact("Accelerate's own divisor of the loss", 1, _divisor(engine)),
         *_strategy_facts(engine, precision),
     ]
     _raise_differences(facts)
     return facts
+
+
+def _wrapper(engine: Engine) -> str:
+    """Return the class that the launched strategy makes of the model's own."""
+    strategy = engine.launched.strategy
+    if strategy.startswith("zero"):
+        return "DeepSpeedEngine"
+    if strategy == "ddp":
+        return "DistributedDataParallel"
+    plain = next(c for c in type(engine.module).__mro__ if not issubclass(c, FSDPModule))
+    return f"FSDP{plain.__name__}" if strategy in FSDP2_STRATEGIES else plain.__name__
 
 
 def _divisor(engine: Engine) -> int:
@@ -114,15 +118,14 @@ def _dtypes(engine: Engine) -> set[torch.dtype]:
 
 
 def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
-    from torch.distributed.fsdp import FSDPModule
+    from toolkit.backends.fsdp2 import Fsdp2Engine
 
-    blocks = [m for m in engine.module.modules() if type(m).__name__.endswith("Block")]
-    wrapped = [m for m in blocks if isinstance(m, FSDPModule)]
-    state = engine.module._get_fsdp_state()  # type: ignore[operator]
-    policy = state._mp_policy
+    blocks = cast(Fsdp2Engine, engine).blocks
+    wrapped = [block for block in blocks if isinstance(block, FSDPModule)]
+    policy = mixed_precision(engine.model)
     shards = engine.world_size // engine.launched.replicas
     sizes = [_shard_excess(parameter, shards) for _, parameter in engine.named_parameters()]
-    reshard = {_reshards_after_forward(block) for block in wrapped}
+    reshard = {reshards_after_forward(block) for block in wrapped}
     return [
         Fact("sharded blocks", len(blocks), len(wrapped)),
         Fact("parameters sharded beyond their share", 0, sum(excess != 0 for excess in sizes)),
@@ -130,11 +133,6 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
         Fact("compute dtype", TORCH_DTYPES[precision], policy.param_dtype or torch.float32),
         Fact("reduction dtype", torch.float32, policy.reduce_dtype or torch.float32),
     ]
-
-
-def _reshards_after_forward(block: Any) -> bool:
-    group = block._get_fsdp_state()._fsdp_param_group
-    return group.post_forward_mesh_info is not None
 
 
 def _shard_excess(parameter: nn.Parameter, shards: int) -> int:
@@ -151,6 +149,7 @@ def _shard_excess(parameter: nn.Parameter, shards: int) -> int:
 
 
 def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
+    from toolkit.backends.deepspeed_internals import whole_size
     from toolkit.backends.zero import ZeroEngine
 
     model: Any = engine.model
@@ -158,7 +157,7 @@ def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
     stage = int(engine.launched.strategy.removeprefix("zero"))
     _, accumulation = model.get_data_types()
     held = sum(master.numel() for master in masters)
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for _, p in engine.named_parameters())
+    parameters = sum(whole_size(p) for _, p in engine.named_parameters())
     share = held * engine.world_size / parameters
     return [
         Fact("ZeRO stage", stage, int(model.zero_optimization_stage())),

@@ -17,6 +17,8 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
+FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
+
 REPLICAS = 2
 """Replica groups of hybrid sharding on a single machine: the fewest there can be."""
 
@@ -141,6 +143,11 @@ def supported_pairs() -> list[tuple[Strategy, Accumulation]]:
     ]
 
 
+def possible_accumulations(strategy: Strategy) -> list[Accumulation]:
+    """Return the modes that a strategy can accumulate in, in table order."""
+    return [mode for mode, support in SUPPORT[strategy].items() if support.possible]
+
+
 def check_accumulation(strategy: Strategy, accumulation: Accumulation) -> None:
     """Refuse an accumulation mode that the strategy cannot keep to.
 
@@ -149,7 +156,7 @@ def check_accumulation(strategy: Strategy, accumulation: Accumulation) -> None:
     """
     support = SUPPORT[strategy][accumulation]
     if not support.possible:
-        possible = [mode for mode in ACCUMULATIONS if SUPPORT[strategy][mode].possible]
+        possible = possible_accumulations(strategy)
         raise UsageError(
             f"accumulation '{accumulation}' is impossible with strategy '{strategy}': "
             f"{support.note}; possible here: {', '.join(possible)}"

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
+from toolkit.backends.torch_internals import FakeTensor
 from toolkit.memory.calibration import Measured, calibrate, save_calibration
 
 

@@ -2,7 +2,7 @@
 
 Model, optimizer, engine and `train_step` are those of a run; a fake process group answers for the
 other ranks, so that a model of any size is traced on a host without a GPU in seconds. PyTorch's own
-memory trackers (`torch.distributed._tools`, private, hence pinned by a test) count the storages of
+memory trackers (`torch.distributed._tools`, private) count the storages of
 every operator's results. They see no kernel's scratch, do not tell the loss from activations, which
 it is filed under, and do not say when in the step the peak is. DDP's reducer and DeepSpeed need
 data; `benchmarks/memory` measures them with real tensors instead.
@@ -15,13 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from toolkit.backends.build import TORCH_DTYPES
@@ -29,6 +24,12 @@ from toolkit.backends.engine import Engine
 from toolkit.backends.fsdp2 import Fsdp2Engine
 from toolkit.backends.launched import Launched
 from toolkit.backends.replicated import ReplicatedEngine
+from toolkit.backends.torch_internals import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    fake_store,
+    memory_trackers,
+)
 from toolkit.config import OptimizerConfig
 from toolkit.memory.estimate import WALKED_MICRO_STEPS
 from toolkit.memory.ledger import PARTS, Part
@@ -59,7 +60,7 @@ def trace_row(settings: StepSettings, begin_step: Callable[[int], None] = lambda
     """
     sharded = settings.strategy != "single"
     if sharded:
-        dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=FakeStore())
+        dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=fake_store())
     try:
         # The mesh reads its ranks' numbers, which fake tensors do not have.
         mesh = _mesh(settings) if sharded else None
@@ -84,11 +85,12 @@ def _trace(settings: StepSettings, mesh: Any, begin_step: Callable[[int], None])
     # Tokens and targets of the whole step, which lie in memory though a few are walked.
     shape = (settings.grad_accum_steps, 2, settings.micro_batch_size, settings.seq_len)
     batches = torch.zeros(shape, dtype=torch.long)
+    plain_tracker, sharded_tracker = memory_trackers()
     if mesh is None:
-        tracker = MemTracker()
+        tracker = plain_tracker()
         tracker.track_external(engine.model, _inner(engine), batches)
     else:
-        tracker = FSDPMemTracker(engine.model, _inner(engine))
+        tracker = sharded_tracker(engine.model, _inner(engine))
         tracker.track_inputs((batches,))
     micro_batches = [(tokens, targets) for tokens, targets in batches[:WALKED_MICRO_STEPS]]
     engine.accelerator.after_backward = tracker.reset_mod_stats

@@ -56,6 +56,16 @@ class ModelSizes:
         """Trainable parameters, the tied head counted once."""
         return parameter_count(self.n_layer, self.n_embd, self.vocab_size, self.block_size)
 
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one block, as `parameter_count` adds them up."""
+        return 12 * self.n_embd**2 + 13 * self.n_embd
+
+    @property
+    def largest_vector(self) -> int:
+        """Elements of the largest bias, that of the MLP's first projection."""
+        return 4 * self.n_embd
+
 
 def preset_sizes(
     preset: Preset, *, vocab_size: int = PADDED_VOCAB_SIZE, block_size: int = GPT2_BLOCK_SIZE

@@ -12,6 +12,7 @@ from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_in_force
 from toolkit.backends.launched import Launched
 from toolkit.backends.process_group import start_process_group
+from toolkit.backends.torch_internals import find_cpp_compiler
 from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
@@ -70,7 +71,6 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         optimizer,
         launched=launched,
         plan=plan,
-        sizes=config.model.sizes(),
         accumulation=config.accumulation,
         precision=config.precision,
         grad_clip=config.optimizer.grad_clip,
@@ -119,12 +119,8 @@ def check_compiler() -> None:
     Raises:
         UsageError: says what is missing and what to set.
     """
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
+    if find_cpp_compiler() is None:
         raise UsageError(
             "model.compile: true needs a C++ compiler (g++ or clang++) on the PATH; install one "
             "or set model.compile: false"
-        ) from None
+        )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from toolkit.backends.accelerate_internals import forget_engine
 from toolkit.backends.build import build_engine
 from toolkit.backends.collectives import KINDS, CollectiveCounter
 from toolkit.backends.engine import Engine
@@ -121,10 +122,7 @@ def build_case(
     Raises:
         UsageError: what was asked is not in force.
     """
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
+    forget_engine()
     torch.manual_seed(case.seed)
     sizes = case.model(sizes)
     model = GPT2(
@@ -140,7 +138,6 @@ def build_case(
         build_optimizer(model, case.optimizer_config()),
         launched=launched,
         plan=case.plan(launched.world_size, seq_len=sizes.block_size),
-        sizes=sizes,
         accumulation=case.accumulation,
         precision=case.precision,
         grad_clip=case.grad_clip,
