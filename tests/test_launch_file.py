@@ -325,7 +325,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         (
             "hsdp",
             {"fsdp_config__fsdp_reshard_after_forward": False},
-            "hybrid sharding of 2 replica groups needs fsdp_reshard_after_forward: true",
+            "parallelism_config, hybrid sharding, needs fsdp_reshard_after_forward: true",
         ),
     ],
 )
@@ -430,7 +430,11 @@ def test_what_the_run_does_without_is_taken_and_noted(load, strategy, changes, n
 
 
 def test_a_mesh_of_one_replica_is_plain_sharding(load):
-    assert strategy_of(load("hsdp", **SHARDS_OF_4, num_processes=4)) == "fsdp2"
+    launch = load("hsdp", **SHARDS_OF_4)
+    assert (strategy_of(launch), launch.replicas) == ("fsdp2", 1)
+    assert launch.notes() == [
+        "parallelism_config: one replica group of 4 processes is plain sharding, without replicas"
+    ]
 
 
 def test_keys_of_fsdp_need_no_prefix_as_in_accelerate(tmp_path):

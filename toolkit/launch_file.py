@@ -176,11 +176,11 @@ def _zero_strategy(launch: LaunchFile) -> Strategy:
 
 def _fsdp_strategy(launch: LaunchFile) -> Strategy:
     reshard = launch.fsdp_config is None or launch.fsdp_config.fsdp_reshard_after_forward
-    if launch.replicas == 1:
+    if not launch.is_hybrid_on(launch.num_processes):
         return "fsdp2" if reshard else "fsdp2_no_reshard"
     if not reshard:
         raise UsageError(
-            f"{launch.path}: hybrid sharding of {launch.replicas} replica groups needs "
+            f"{launch.path}: parallelism_config, hybrid sharding, needs "
             "fsdp_reshard_after_forward: true"
         )
     return "hsdp"

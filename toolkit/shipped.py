@@ -11,13 +11,14 @@ from toolkit.backends.strategies import STRATEGIES
 from toolkit.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
-_LAUNCH_FILES = (".yaml", ".yml", ".json")
 
 IS_INSTALLED = (_PACKAGE / "configs").is_dir()
 """Whether this is an installed wheel, not a checkout."""
 
 ROOT = _PACKAGE if IS_INSTALLED else _PACKAGE.parent
 """The folder that holds `configs` and `launch`."""
+
+_LAUNCH_FILES = (".yaml", ".yml", ".json")
 
 
 def find_launch_file(strategy: str) -> Path:

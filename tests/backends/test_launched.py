@@ -15,8 +15,6 @@ from toolkit.errors import UsageError
 
 RANKED = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
 FSDP2 = {**RANKED, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-MESH = "PARALLELISM_CONFIG_DP_{}_SIZE"
-ONE_GROUP = (("REPLICATE", "1"), ("SHARD", "8"))
 ZERO = {**RANKED, "ACCELERATE_USE_DEEPSPEED": "true"}
 
 
@@ -40,7 +38,6 @@ def test_rank_and_world_size_are_read() -> None:
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "true"}, "fsdp2"),
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp2_no_reshard"),
         ({**FSDP2, "ACCELERATE_USE_FSDP": "True"}, "fsdp2"),
-        ({**FSDP2, **{MESH.format(name): size for name, size in ONE_GROUP}}, "fsdp2"),
         ({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "hsdp"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, "zero1"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "zero2"),
@@ -52,6 +49,33 @@ def test_the_strategy_follows_from_the_launchers_variables(
     environment: dict[str, str], strategy: str
 ) -> None:
     assert read_launch(environment).strategy == strategy
+
+
+def test_what_the_run_has_to_agree_to_is_read() -> None:
+    found = read_launch({**FSDP2, "FSDP_ACTIVATION_CHECKPOINTING": "true"})
+    assert (found.recomputes, found.on_cpu) == (True, False)
+    assert read_launch({"ACCELERATE_USE_CPU": "True"}).on_cpu
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_accelerate_finds_nothing_that_the_run_decides(on_cpu: bool) -> None:
+    kept = {**FSDP2, "CUDA_VISIBLE_DEVICES": "0,1"}
+    environment = {
+        **kept,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_USE_CPU": "True",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+    }
+    leave_to_the_run(environment, on_cpu=on_cpu)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"} if on_cpu else {}
+    assert environment == {**kept, **hidden}
+
+
+def test_one_replica_group_of_all_ranks_is_plain_sharding() -> None:
+    mesh = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8"}
+    found = read_launch({**FSDP2, **mesh})
+    assert (found.strategy, found.replicas) == ("fsdp2", 1)
 
 
 @pytest.mark.parametrize(
@@ -75,37 +99,6 @@ def test_replica_groups_are_what_the_launch_asks_for_or_one_per_machine(
     }
     found = read_launch({**FSDP2, **mesh})
     assert (found.strategy, found.replicas) == ("hsdp", replicas)
-
-
-def test_what_the_run_has_to_agree_to_is_read() -> None:
-    found = read_launch({**FSDP2, "FSDP_ACTIVATION_CHECKPOINTING": "true"})
-    assert (found.recomputes, found.on_cpu) == (True, False)
-    assert read_launch({"ACCELERATE_USE_CPU": "True"}).on_cpu
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_accelerate_finds_nothing_that_the_run_decides(on_cpu: bool) -> None:
-    kept = {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
-    environment = {
-        **kept,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
-        "ACCELERATE_USE_CPU": "True",
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "FSDP_ACTIVATION_CHECKPOINTING": "true",
-    }
-    leave_to_the_run(environment, on_cpu=on_cpu)
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"} if on_cpu else {}
-    assert environment == {**kept, **hidden}
-
-
-def test_hybrid_shardings_mesh_is_accelerates_to_read() -> None:
-    environment = {
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-    }
-    kept = dict(environment)
-    leave_to_the_run(environment, on_cpu=False)
-    assert environment == kept
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
         "override",
         "fsdp_config.fsdp_transformer_layer_cls_to_wrap:",
         "fsdp_config.fsdp_cpu_ram_efficient_loading:",
+        "parallelism_config:",
         "use_cpu:",
     ]
     assert "carrying on from" in printed

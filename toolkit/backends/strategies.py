@@ -96,7 +96,7 @@ def replicas_of(strategy: Strategy, *, machines: int = 1) -> int:
 
 
 def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) -> int:
-    """Return the replica groups that a launch asks for: 1 is plain sharding over all ranks.
+    """Return the replica groups of hybrid sharding that a launch asks for.
 
     Args:
         groups: Accelerate's `dp_replicate_size`; 1, its default, leaves it open.
@@ -106,7 +106,7 @@ def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) 
         machines: how many machines the ranks are on.
 
     Raises:
-        UsageError: so many ranks cannot form these groups.
+        UsageError: so many ranks cannot form these groups, or there is one group alone.
     """
     if groups > 1 and shards > 1 and groups * shards != world_size:
         raise UsageError(
@@ -125,7 +125,17 @@ def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) 
             f"{groups} replica groups on {world_size} processes leave nothing to shard over; "
             f"use ddp, or at least {2 * groups} processes"
         )
+    if groups == 1:
+        raise UsageError(
+            f"one replica group of {shards} processes is plain sharding; use fsdp2, or smaller "
+            "groups"
+        )
     return groups
+
+
+def is_plain_sharding(*, groups: int, shards: int, world_size: int) -> bool:
+    """Whether a mesh, sizes as in `replica_groups`, is one group of all ranks, without replicas."""
+    return groups == 1 < shards == world_size
 
 
 def has_hybrid_groups(world_size: int) -> bool:

@@ -32,7 +32,7 @@ class ZeroEngine(Engine):
             # The window's gradients wait on the parameters themselves, which are bf16.
             for _, parameter in self.named_parameters():
                 parameter.grad_dtype = torch.float32
-        if self._whole_sums:
+        if internals.whole_sums(self._partitions):
             # Clipped here: DeepSpeed would clip once more, by its own norm.
             self.model.optimizer.clip_grad = 0.0
 

@@ -9,8 +9,8 @@ from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
     ModelConfig,
+    NamedPath,
     OptimizerConfig,
-    PathText,
     Section,
     TrainingConfig,
 )
@@ -19,7 +19,7 @@ _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a name is that of one folder, on every shell's command line and in every listing."""
+    """Whether a name is one visible folder's, and no option or variable on a command line."""
     return bool(_FOLDER_NAME.fullmatch(name)) and name.isprintable()
 
 
@@ -35,7 +35,7 @@ class RunConfig(Section):
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
     """Fixes the initial weights, the data order and dropout."""
-    output_dir: PathText = "runs"
+    output_dir: NamedPath = "runs"
     """Folder that holds the run folders."""
     run_name: str = "run"
     """Name of the run folder; left out, the configuration file's name without its ending."""
@@ -68,7 +68,7 @@ class RunConfig(Section):
         return name
 
     def notes(self) -> list[str]:
-        """Return a sentence for each value that others keep from doing what it does by itself."""
+        """Return a sentence for each value that another one leaves without its effect."""
         training, warmup_steps = self.training, self.optimizer.warmup_steps
         notes = []
         if warmup_steps > training.steps:

@@ -46,20 +46,18 @@ def _as_texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
-NonEmpty = Annotated[str, Field(min_length=1)]
-
-
 def _expanded(path: str) -> str:
     """Put the home folder for a leading `~` and the environment's values for `$NAME`."""
     expanded = os.path.expandvars(os.path.expanduser(path))
-    if expanded.startswith("~") or "$" in expanded or "\0" in expanded:
+    if not expanded or expanded.startswith("~") or "$" in expanded or "\0" in expanded:
         wrong = f"must be a path whose '~' and '$NAME' are known here, got {path[:120]!r}"
         raise PydanticCustomError(OF_THE_KEY, "{wrong}", {"wrong": wrong})
     return expanded
 
 
-PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
-Paths = Annotated[tuple[PathText, ...], BeforeValidator(_as_texts)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+NamedPath = Annotated[NonEmpty, AfterValidator(_expanded)]
+Paths = Annotated[tuple[NamedPath, ...], BeforeValidator(_as_texts)]
 Steps = Annotated[int, Field(ge=0, le=_MAX_STEPS)]
 Tracker = Literal[
     "tensorboard",
@@ -75,7 +73,7 @@ Tracker = Literal[
 
 
 class Section(BaseModel):
-    """What all sections share: unknown keys and loose types are errors, values never change."""
+    """What all sections share: unknown keys and loose types are errors, and values are frozen."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -51,8 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = load_run_config(options.config, options.overrides)
-        launched, notes = check_launched(config, read_launch(os.environ), find_launch_file())
+        launched = read_launch(os.environ)
         check_installed(launched.strategy)
+        launched, notes = check_launched(config, launched, find_launch_file())
         launch = {**launched.describe(), "notes": [*notes_on(config, options.overrides), *notes]}
         leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
         folder = make_run_folder(config)
