@@ -16,7 +16,7 @@ from toolkit.launch_file import LaunchFile, load_launch_file, strategy_of
 from toolkit.strict_yaml import load_yaml_mapping
 
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
-_DEFAULT = 1
+_DEFAULT_STEPS = 1
 """Micro-steps that `accelerate config` writes for whoever leaves them to the program."""
 
 # Enough to tell the two kinds apart, however long the file.
@@ -107,15 +107,12 @@ def _plan(config: RunConfig, world_size: int) -> BatchPlan:
 
 def pair_notes(launch: LaunchFile, plan: BatchPlan) -> list[str]:
     """Return a sentence for each value of a launch file that goes with the run but is not used."""
-    notes = launch.notes()
-    engine = launch.deepspeed_config
-    if (
-        engine is not None
-        and engine.gradient_accumulation_steps == _DEFAULT != plan.grad_accum_steps
-    ):
+    notes, engine, steps = launch.notes(), launch.deepspeed_config, plan.grad_accum_steps
+    stated = engine.gradient_accumulation_steps if engine else None
+    if stated == _DEFAULT_STEPS != steps:
         notes.append(
-            f"deepspeed_config.gradient_accumulation_steps: {_DEFAULT}, Accelerate's default, is "
-            f"not used: {plan.grad_accum_steps:,} micro-steps follow from batch.tokens_per_step"
+            f"deepspeed_config.gradient_accumulation_steps: {stated}, Accelerate's default, is not "
+            f"used: {steps:,} micro-steps follow from batch.tokens_per_step"
         )
     return notes
 
@@ -143,7 +140,7 @@ def _contradictions(config: RunConfig, launch: LaunchFile, plan: BatchPlan | Non
     if plan is not None:
         derived = "derived from batch.tokens_per_step"
         pairs.append(("train_batch_size", f"the sequences {derived}", plan.sequences_per_step))
-    if plan is not None and engine.gradient_accumulation_steps != _DEFAULT:
+    if plan is not None and engine.gradient_accumulation_steps != _DEFAULT_STEPS:
         steps = plan.grad_accum_steps
         pairs.append(("gradient_accumulation_steps", f"the micro-steps {derived}", steps))
     for key, run_key, decided in pairs:

@@ -152,7 +152,7 @@ def test_the_last_of_two_overrides_wins(load):
     overrides = ("seed=1", "optimizer.lr=1", "seed=2", "seed=2")
     config = load("", *overrides)
     assert config.seed == 2
-    assert notes_on(config, overrides) == ["override 'seed=1' gives way to the later 'seed=2'"]
+    assert notes_on(config, overrides) == ["override 'seed=1' is replaced by the later 'seed=2'"]
 
 
 def test_an_override_does_not_hide_a_broken_section(problems):

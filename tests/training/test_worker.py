@@ -155,7 +155,7 @@ def test_what_is_done_otherwise_than_written_is_noted_before_the_first_step(
     printed = capsys.readouterr().out
     notes = [line[11:] for line in printed.splitlines() if line.startswith("note ")]
     assert [note.split(",")[0] for note in notes] == [
-        "override 'seed=1' gives way to the later 'seed=2'",
+        "override 'seed=1' is replaced by the later 'seed=2'",
         "optimizer.warmup_steps 10 is beyond training.steps 2: the run ends in warm-up",
         "training.stop_at 3 is beyond training.steps 2: the run ends after 2",
     ]

@@ -87,7 +87,7 @@ def leave_to_the_run(environment: MutableMapping[str, str], *, on_cpu: bool) -> 
     if int(environment.get(_REPLICAS, "1")) == 1:
         environment.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
     if on_cpu:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
+        environment.update(CUDA_VISIBLE_DEVICES="", ACCELERATE_TORCH_DEVICE="cpu")
 
 
 def _check_accumulation(environment: Mapping[str, str]) -> None:

@@ -43,10 +43,10 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfi
 
 
 def notes_on(config: RunConfig, overrides: Sequence[str] = ()) -> list[str]:
-    """Return what should be known of a configuration though it is right, a sentence each."""
+    """Return a sentence for each override and value of a good configuration without its effect."""
     last = {override.partition("=")[0]: override for override in overrides}
     replaced = [
-        f"override '{override[:100]}' gives way to the later '{later[:100]}'"
+        f"override '{override[:100]}' is replaced by the later '{later[:100]}'"
         for override in overrides
         if (later := last[override.partition("=")[0]]) != override
     ]

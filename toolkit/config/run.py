@@ -19,7 +19,7 @@ _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a name is that of one folder, on every shell's command line and in every listing."""
+    """Whether a name is one visible folder's, and no option or variable on a command line."""
     return bool(_FOLDER_NAME.fullmatch(name)) and name.isprintable()
 
 
@@ -68,7 +68,7 @@ class RunConfig(Section):
         return name
 
     def notes(self) -> list[str]:
-        """Return a sentence for each value that others keep from doing what it does by itself."""
+        """Return a sentence for each value that another one leaves without its effect."""
         training, warmup_steps = self.training, self.optimizer.warmup_steps
         notes = []
         if warmup_steps > training.steps:

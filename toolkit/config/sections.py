@@ -49,7 +49,7 @@ def _as_texts(value: Any) -> Any:
 def _expanded(path: str) -> str:
     """Put the home folder for a leading `~` and the environment's values for `$NAME`."""
     expanded = os.path.expandvars(os.path.expanduser(path))
-    if expanded.startswith("~") or "$" in expanded or "\0" in expanded:
+    if not expanded or expanded.startswith("~") or "$" in expanded or "\0" in expanded:
         wrong = f"must be a path whose '~' and '$NAME' are known here, got {path[:120]!r}"
         raise PydanticCustomError(OF_THE_KEY, "{wrong}", {"wrong": wrong})
     return expanded
@@ -72,7 +72,7 @@ Tracker = Literal[
 
 
 class Section(BaseModel):
-    """What all sections share: unknown keys and loose types are errors, values never change."""
+    """What all sections share: unknown keys and loose types are errors, and values are frozen."""
 
     model_config = ConfigDict(
         frozen=True,
