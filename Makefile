@@ -60,7 +60,7 @@ check: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install --editable ".[dev]"
+	$(BIN)/python -m pip install --editable ".[dev,deepspeed]"
 	touch $@
 
 clean:

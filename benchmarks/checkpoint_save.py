@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,6 +33,7 @@ from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import own_pieces, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.config import OptimizerConfig
+from toolkit.home import expand_words
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import preset_sizes
 from toolkit.training.optimizer import build_optimizer
@@ -184,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("runs/checkpoint_save"))
-    options = parser.parse_args()
+    options = parser.parse_args(expand_words(sys.argv[1:]))
     options.folder.mkdir(parents=True)
     try:
         found = Measurement(build(), options.folder)

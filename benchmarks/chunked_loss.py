@@ -26,6 +26,7 @@ from benchmarks.memory.configurations import Configuration
 from benchmarks.overhead_arms.compared import spread
 from benchmarks.overhead_arms.workload import Loss
 from toolkit.backends.strategies import Precision
+from toolkit.home import expand_words
 from toolkit.memory.estimate import estimate_peak
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "chunked_loss.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = parser.parse_args(expand_words(sys.argv[1:]))
     if asked.measure:
         print(measured(Configuration.from_row(json.loads(asked.measure))))
         return

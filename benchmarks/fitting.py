@@ -7,8 +7,8 @@ from itertools import groupby
 from benchmarks.links import links_unavailable
 from benchmarks.machine import Machine
 from benchmarks.record import Arm
-from toolkit.backends.strategies import DEVICE_PRECISIONS, replicas_of
-from toolkit.memory.calibration import load_calibration
+from toolkit.backends.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
+from toolkit.memory.calibration import Calibration, load_calibrations
 from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
 from toolkit.memory.settings import Device, StepSettings
@@ -42,12 +42,15 @@ def estimate_bytes(arm: Arm, device: Device) -> int:
 def needed_bytes(arm: Arm, machine: Machine) -> int:
     """Return what an arm takes of `Machine.memory_bytes`: of each GPU, or of the host."""
     if machine.type == "cuda":
-        return load_calibration().device_bytes(estimate_bytes(arm, "cuda"))
+        calibration = load_calibrations().get(machine.name, Calibration())
+        return calibration.device_bytes(estimate_bytes(arm, "cuda"))
     return arm.world_size * (estimate_bytes(arm, "cpu") + PROCESS_BYTES)
 
 
 def reason_to_skip(arm: Arm, machine: Machine) -> str | None:
     """Return why an arm cannot run on this machine, or None."""
+    if missing := missing_engine(arm.strategy):
+        return missing
     if arm.precision not in DEVICE_PRECISIONS.get(machine.type, ("fp32",)):
         return f"{arm.precision} is not available on {machine.type}"
     if machine.type == "cuda" and arm.world_size > machine.gpus:

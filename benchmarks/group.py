@@ -20,7 +20,7 @@ from benchmarks.arm import Order
 from benchmarks.links import Link
 from benchmarks.record import Arm
 from toolkit.errors import ToolkitError
-from toolkit.train import find_launch_file
+from toolkit.shipped import find_launch_file
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = "benchmarks.arm"

@@ -23,6 +23,7 @@ from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare, largest_d
 from benchmarks.overhead_arms.driver import PLAIN, TOOLKIT, Measured, arms_of, measure
 from benchmarks.overhead_arms.workload import Workload
 from toolkit.backends.strategies import Strategy
+from toolkit.home import expand_words
 from toolkit.verify.options import choices
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    asked = parser.parse_args()
+    asked = parser.parse_args(expand_words(sys.argv[1:]))
     record: dict[str, Any] = {
         "environment": describe_environment(find_machine().name, threads=1).model_dump(),
         "lightning": version("lightning") if find_spec("lightning") else None,

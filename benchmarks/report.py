@@ -39,6 +39,7 @@ from benchmarks.tables import (
     unmeasured_table,
 )
 from toolkit.errors import ToolkitError, UsageError
+from toolkit.home import expand_words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of a sweep, with its records.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_args(expand_words(sys.argv[1:] if arguments is None else arguments))
     try:
         write_report(asked.folder, asked.out)
     except ToolkitError as error:

@@ -18,6 +18,7 @@ import typer
 from benchmarks.axes import SWEEPS, Sweep, load_sweep
 from benchmarks.record import Arm, Record, append_record, read_records
 from toolkit.errors import Preempted, ToolkitError, UsageError
+from toolkit.home import expand_words
 from toolkit.strict_yaml import dump_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -98,7 +99,7 @@ def run_app(application: typer.Typer) -> None:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     try:
-        application()
+        application(expand_words(sys.argv[1:]))
     except ToolkitError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)

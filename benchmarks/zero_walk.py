@@ -13,7 +13,7 @@ As read and counted in deepspeed 0.19.8, under this toolkit's `deepspeed_config`
 from collections.abc import Iterator, Sequence
 
 from benchmarks.step_walk import GRADIENT_BYTES, Fsdp2Walk, StepWalk
-from toolkit.backends.deepspeed_config import BUCKETS_PER_MODEL
+from toolkit.backends.deepspeed_config import bucket_elements
 from toolkit.model.tensors import Tensor
 
 
@@ -29,7 +29,7 @@ class Zero12Walk(StepWalk):
 
     def _buckets(self) -> Iterator[tuple[float, int]]:
         """Yield each bucket's bytes, and the computation up to where the next does not fit in."""
-        limit = self.arm.model.model_sizes().parameter_count // BUCKETS_PER_MODEL
+        limit = bucket_elements(self.arm.model.model_sizes())
         computed_s, held = 0.0, 0
         for seconds, tensor in self.gradients():
             computed_s += seconds

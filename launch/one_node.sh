@@ -2,14 +2,16 @@
 # One machine: every GPU of it, or a few CPU processes.
 #   STRATEGY=zero2 PROCESSES=8 CONFIG=configs/train/gpt2.yaml launch/one_node.sh [section.key=value ...]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+# Paths that a person gives are relative to where that person is, so nothing changes folder here.
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
 
 STRATEGY=${STRATEGY:-fsdp2}
 PROCESSES=${PROCESSES:-2}
-CONFIG=${CONFIG:-configs/train/demo.yaml}
+CONFIG=${CONFIG:-$ROOT/configs/train/demo.yaml}
 
-[ -f "configs/accelerate/$STRATEGY.yaml" ] || {
-  echo "error: STRATEGY=$STRATEGY has no launch file; there are" configs/accelerate/*.yaml >&2
+LAUNCH_FILE=$ROOT/configs/accelerate/$STRATEGY.yaml
+[ -f "$LAUNCH_FILE" ] || {
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are" $(cd "$ROOT/configs/accelerate" && echo *.yaml) >&2
   exit 2
 }
 
@@ -18,6 +20,6 @@ export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
 exec accelerate launch \
-  --config_file "configs/accelerate/$STRATEGY.yaml" \
+  --config_file "$LAUNCH_FILE" \
   --num_processes "$PROCESSES" \
-  launch/train.py --config "$CONFIG" "$@"
+  "$ROOT/launch/train.py" --config "$CONFIG" "$@"

@@ -3,25 +3,27 @@
 #   NODES=2 NODE_RANK=0 MAIN_ADDRESS=10.0.0.1 PROCESSES_PER_NODE=8 STRATEGY=hsdp \
 #     CONFIG=configs/train/gpt2.yaml launch/several_nodes.sh [section.key=value ...]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+# Paths that a person gives are relative to where that person is, so nothing changes folder here.
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
 
 STRATEGY=${STRATEGY:-hsdp}
 PROCESSES_PER_NODE=${PROCESSES_PER_NODE:-8}
-CONFIG=${CONFIG:-configs/train/gpt2.yaml}
+CONFIG=${CONFIG:-$ROOT/configs/train/gpt2.yaml}
 # All machines must name the same port, so none can be picked here.
 MAIN_PORT=${MAIN_PORT:-29500}
 
-[ -f "configs/accelerate/$STRATEGY.yaml" ] || {
-  echo "error: STRATEGY=$STRATEGY has no launch file; there are" configs/accelerate/*.yaml >&2
+LAUNCH_FILE=$ROOT/configs/accelerate/$STRATEGY.yaml
+[ -f "$LAUNCH_FILE" ] || {
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are" $(cd "$ROOT/configs/accelerate" && echo *.yaml) >&2
   exit 2
 }
 
 # `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
 exec python -m toolkit.launcher launch \
-  --config_file "configs/accelerate/$STRATEGY.yaml" \
+  --config_file "$LAUNCH_FILE" \
   --num_machines "${NODES:?how many machines}" \
   --machine_rank "${NODE_RANK:?this machine, from 0}" \
   --main_process_ip "${MAIN_ADDRESS:?address of machine 0}" \
   --main_process_port "$MAIN_PORT" \
   --num_processes $((NODES * PROCESSES_PER_NODE)) \
-  launch/train.py --config "$CONFIG" "$@"
+  "$ROOT/launch/train.py" --config "$CONFIG" "$@"

@@ -151,7 +151,7 @@ def test_world_sizes_that_do_not_fit_are_refused(launch):
         "strategy 'single' is one process, but 2 were asked for"
     ]
     lines = refusal(run(batch={"tokens_per_step": 240}), launch("hsdp"), world_size=5)
-    assert lines == ["5 ranks cannot form 2 equal replica groups"]
+    assert lines == ["5 processes cannot form 2 equal replica groups"]
 
 
 def test_all_disagreements_are_reported(launch):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import toolkit.train
-from toolkit import cli
+from toolkit import __version__, cli
 from toolkit.training.run_folder import write_summary
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,22 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
+def test_whatever_has_a_main_runs_as_a_module() -> None:
+    """Else `python -m` would do nothing, and end as if all were well."""
+    code = {path: path.read_text() for path in (ROOT / "toolkit").rglob("*.py")}
+    with_main = {path for path, text in code.items() if "\ndef main(" in text}
+    assert ROOT / "toolkit" / "cli.py" in with_main
+    assert [path for path in with_main if '\nif __name__ == "__main__":' not in code[path]] == []
+
+
+@pytest.mark.parametrize("module", ["toolkit", "toolkit.cli", "toolkit.training.worker"])
+def test_a_module_without_arguments_is_wrong_usage(module: str) -> None:
+    words = [sys.executable, "-m", module]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "usage: " in (done.stdout + done.stderr).lower()
+
+
 class Ran:
     """What the installed program printed and returned."""
 
@@ -62,6 +78,11 @@ class Ran:
 @pytest.fixture
 def toolkit_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
     return Ran(monkeypatch, capsys)
+
+
+def test_the_version_is_printed(toolkit_program: Ran) -> None:
+    ran = toolkit_program("--version")
+    assert (ran.code, ran.out) == (0, f"toolkit {__version__}\n")
 
 
 def test_a_misspelt_verb_is_wrong_usage(toolkit_program: Ran) -> None:
@@ -142,3 +163,23 @@ def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:
     ran = toolkit_program("summary", run_file)
     assert ran.code == 0
     assert ran.out.splitlines()[0] == "done: 1 steps, 512 tokens, 1 parameters, ddp on 2"
+
+
+def test_no_folder_is_called_tilde(
+    toolkit_program: Ran, run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    (home / "a.txt").write_text("Some words.")
+    (home / "tiny.yaml").write_text(run_file.read_text())
+    assert toolkit_program("data", "prepare", "~/a.txt", "--out=~/train").code == 0
+    assert toolkit_program("data", "verify", "~/train").code == 0
+    words = ["output_dir=~/runs", "data.train=~/no_shards"]
+    ran = toolkit_program("train", "--strategy", "single", "--config=~/tiny.yaml", *words)
+    assert ran.err == (
+        f"error: '{home}/no_shards' matches no shard; give a folder, a file or a pattern of them\n"
+    )
+    assert list(here.iterdir()) == []

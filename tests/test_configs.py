@@ -31,9 +31,43 @@ def test_a_script_names_the_launch_files_if_a_strategy_has_none(script, tmp_path
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True
     )
-    files = " ".join(str(path.relative_to(root)) for path in LAUNCHES)
+    files = " ".join(path.name for path in LAUNCHES)
     assert done.stderr == f"error: STRATEGY=foo has no launch file; there are {files}\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "program"), [("one_node.sh", "accelerate"), ("several_nodes.sh", "python")]
+)
+def test_a_script_leaves_paths_to_the_folder_it_is_called_from(script, program, tmp_path):
+    stub = tmp_path / program
+    stub.write_text('#!/bin/sh\npwd\necho "$@"\n')
+    stub.chmod(0o755)
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONFIG": "my.yaml"}
+    settings |= {"NODES": "2", "NODE_RANK": "0", "MAIN_ADDRESS": "127.0.0.1"}
+    done = subprocess.run(
+        ["bash", str(CONFIGS.parent / "launch" / script), "data.train=here"],
+        cwd=tmp_path,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder, words = done.stdout.splitlines()
+    assert Path(folder) == tmp_path.resolve()
+    assert words.endswith("launch/train.py --config my.yaml data.train=here")
+    assert Path(words.split("--config_file ")[1].split()[0]) in LAUNCHES
+
+
+def test_slurm_wants_the_toolkits_folder(tmp_path):
+    done = subprocess.run(
+        ["bash", str(CONFIGS.parent / "launch" / "slurm.sbatch")],
+        env=os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: submit from the toolkit's folder")
 
 
 def test_there_is_a_run_for_each_size_and_a_demo():

@@ -50,12 +50,36 @@ def problems(load):
     return lines
 
 
+MESH_2_BY_2 = {
+    "parallelism_config__parallelism_config_dp_replicate_size": 2,
+    "parallelism_config__parallelism_config_dp_shard_size": 2,
+}
+FOUR_MACHINES = {"num_machines": 4, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
+SHARDS_OF_4 = {"parallelism_config__parallelism_config_dp_shard_size": 4}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_shipped_files_mean_what_they_are_called(strategy):
     launch = load_launch_file(SHIPPED / f"{strategy}.yaml")
     assert strategy_of(launch) == strategy
     assert launch.mixed_precision is None
     assert launch.replicas == (2 if strategy == "hsdp" else 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replicas"),
+    [
+        ({"num_processes": 8}, 2),
+        ({"num_processes": 32, **FOUR_MACHINES}, 4),
+        ({"num_processes": 32, **FOUR_MACHINES, **SHARDS_OF_4}, 8),
+        ({"num_processes": 8, **SHARDS_OF_4}, 2),
+        (MESH_2_BY_2, 2),
+    ],
+)
+def test_hybrid_sharding_has_one_group_per_machine_unless_the_file_says_otherwise(
+    load, changes, replicas
+):
+    assert load("hsdp", **changes).replicas == replicas
 
 
 def test_every_key_of_accelerate_is_known():
@@ -282,10 +306,17 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         ),
         (
             "hsdp",
-            {"num_processes": 6},
+            {**MESH_2_BY_2, "num_processes": 6},
             "parallelism_config_dp_replicate_size 2 x parallelism_config_dp_shard_size 2 = 4, "
-            "but num_processes is 6",
+            "but num_processes is 6; set one of the two",
         ),
+        ("hsdp", {"num_processes": 5}, "5 processes cannot form 2 equal replica groups"),
+        (
+            "hsdp",
+            {**SHARDS_OF_4, "num_processes": 6},
+            "6 processes cannot form equal replica groups of 4",
+        ),
+        ("hsdp", {"num_processes": 2}, "2 replica groups on 2 processes leave nothing to shard"),
         (
             "hsdp",
             {"parallelism_config__parallelism_config_tp_size": 2},
@@ -294,12 +325,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         (
             "hsdp",
             {"fsdp_config__fsdp_reshard_after_forward": False},
-            "parallelism_config_dp_replicate_size 2 needs fsdp_reshard_after_forward: true",
-        ),
-        (
-            "hsdp",
-            {"parallelism_config__parallelism_config_dp_shard_size": 1, "num_processes": 2},
-            "2 replica groups of one rank leave nothing to shard over; use distributed_type: MULTI",
+            "parallelism_config, hybrid sharding, needs fsdp_reshard_after_forward: true",
         ),
     ],
 )
@@ -404,10 +430,11 @@ def test_what_the_run_does_without_is_taken_and_noted(load, strategy, changes, n
 
 
 def test_a_mesh_of_one_replica_is_plain_sharding(load):
-    launch = load(
-        "hsdp", parallelism_config__parallelism_config_dp_replicate_size=1, num_processes=2
-    )
-    assert strategy_of(launch) == "fsdp2"
+    launch = load("hsdp", **SHARDS_OF_4)
+    assert (strategy_of(launch), launch.replicas) == ("fsdp2", 1)
+    assert launch.notes() == [
+        "parallelism_config: one replica group of 4 processes is plain sharding, without replicas"
+    ]
 
 
 def test_keys_of_fsdp_need_no_prefix_as_in_accelerate(tmp_path):

@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from toolkit import launcher
+from toolkit.backends import strategies
 from toolkit.errors import Preempted
 from toolkit.launcher import _roll_call, _say_if_alone, _say_if_killed
+from toolkit.shipped import find_launch_file
 
 
 def test_a_killed_worker_is_named_with_its_signal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +88,16 @@ def test_a_second_signal_ends_workers_that_do_not_listen() -> None:
         assert process.poll() is None
         process.terminate()
         assert process.wait(timeout=10) != 0
+
+
+def test_an_engine_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accelerate itself ends in a traceback."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    words = ["launch", "--config_file", str(find_launch_file("zero2")), "train.py"]
+    monkeypatch.setattr(sys, "argv", ["launcher", *words])
+    assert launcher.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("not installed; pip install scaling-toolkit[deepspeed]")

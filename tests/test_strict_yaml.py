@@ -108,3 +108,15 @@ def test_dump_reads_back_the_same_under_both_versions_of_yaml():
     text = dump_yaml(value)
     assert load_yaml(text, source="dump") == value
     assert yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize(("path", "words"), [("x" * 5000, "too long"), ("a\0b", "null byte")])
+def test_what_cannot_be_a_path_is_one_sentence(path, words):
+    with pytest.raises(UsageError, match=f"cannot be read: .*{words}"):
+        load_yaml_mapping(path)
+
+
+def test_a_shipped_file_that_is_asked_for_elsewhere_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"No such .* the shipped one is /.*/configs/train/demo"):
+        load_yaml_mapping("configs/train/demo.yaml")

@@ -9,7 +9,8 @@ from tests.data.shard_files import write_llmc
 from toolkit import train as train_module
 from toolkit.backends.strategies import STRATEGIES
 from toolkit.errors import ToolkitError, UntrustedError, UsageError
-from toolkit.train import ROOT, find_launch_file, launch_command, train
+from toolkit.shipped import ROOT, find_launch_file
+from toolkit.train import launch_command, train
 from toolkit.training.run_folder import write_summary
 
 

@@ -31,7 +31,11 @@ class Report(NamedTuple):
 
 
 def check_pair(
-    config: RunConfig, launch: LaunchFile, *, world_size: int | None = None
+    config: RunConfig,
+    launch: LaunchFile,
+    *,
+    world_size: int | None = None,
+    replicas: int | None = None,
 ) -> BatchPlan:
     """Return how the run's global batch is cut under a launch file that goes with the run.
 
@@ -39,6 +43,7 @@ def check_pair(
         config: what is trained.
         launch: where and how it runs.
         world_size: the number of ranks where it is not the launch file's `num_processes`.
+        replicas: the replica groups that were launched, where that is known.
 
     Raises:
         UsageError: one line for each disagreement, with both values and where they stand.
@@ -57,10 +62,11 @@ def check_pair(
         problems.append(str(error))
     if strategy == "single" and ranks != 1:
         problems.append(f"strategy 'single' is one process, but {ranks} were asked for")
-    if ranks % launch.replicas:
-        problems.append(f"{ranks} ranks cannot form {launch.replicas} equal replica groups")
-    elif ranks == launch.replicas > 1:
-        problems.append(f"{launch.replicas} replica groups of one rank leave nothing to shard over")
+    if replicas is None:
+        try:
+            launch.replicas_on(ranks)
+        except UsageError as error:
+            problems.append(str(error))
     problems += _contradictions(config, launch, plan)
     if problems or plan is None:
         names = f"{launch.path} with run configuration '{config.run_name}'"
@@ -85,7 +91,10 @@ def check_launched(
     notes = []
     if path is not None:
         launch = load_launch_file(path)
-        notes = pair_notes(launch, check_pair(config, launch, world_size=launched.world_size))
+        plan = check_pair(
+            config, launch, world_size=launched.world_size, replicas=launched.replicas
+        )
+        notes = pair_notes(launch, plan)
         on_cpu = launched.on_cpu or launch.use_cpu
         launched = replace(launched, config_file=str(path), on_cpu=on_cpu)
     if launched.recomputes and not config.model.activation_checkpointing:

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from toolkit import __version__
 from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
+from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
 
 app = typer.Typer(
-    help="One GPT-2 training run, from one process to many, learning the same thing each time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,6 +27,24 @@ app.add_typer(checkpoint, name="checkpoint")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[section.key=value]...", show_default=False)
 ]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"toolkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """One GPT-2 training run, from one process to many, learning the same thing each time."""
 
 
 @app.command()
@@ -136,14 +155,28 @@ def estimate(
         int | None, typer.Option(help="Same as batch.micro_batch_size=...")
     ] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)] = 8,
+    per_machine: Annotated[
+        int,
+        typer.Option(
+            help="Ranks per machine, a replica group of hybrid sharding; one machine has two.",
+            min=1,
+            max=1_000_000,
+        ),
+    ] = 8,
     strategies: Annotated[
         str | None,
         typer.Option(help="Comma-separated.", show_default="all that the method can answer for"),
     ] = None,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")] = "cuda",
-    gpu: Annotated[str | None, typer.Option(help="The GPU it has to fit, such as A100-80.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The GPU it has to fit: A100-80, 4090, as nvidia-smi says, or 24GiB."),
+    ] = None,
     max_micro_batch: Annotated[
-        bool, typer.Option("--max-micro-batch", help="Find the largest micro-batch that fits.")
+        bool,
+        typer.Option(
+            "--max-micro-batch", help="Find the largest micro-batch that fits and the run can use."
+        ),
     ] = False,
     method: Annotated[
         Literal["formula", "trace"],
@@ -175,6 +208,7 @@ def estimate(
     """Say how much memory a run takes per GPU, for every strategy and mode."""
     from toolkit.memory.command import Question
     from toolkit.memory.command import estimate as run
+    from toolkit.memory.rows import Ranks
     from toolkit.verify.options import choices
 
     short = (
@@ -196,7 +230,7 @@ def estimate(
             strategies=None
             if strategies is None
             else choices("--strategies", strategies, STRATEGIES),
-            world_size=world_size,
+            ranks=Ranks(world_size=world_size, per_machine=per_machine),
             device=device,
             gpu=gpu,
             largest=max_micro_batch,
@@ -235,7 +269,7 @@ def prepare(
 
 @data.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)]) -> None:
-    """Check prepared shards against their hashes."""
+    """Check prepared shards against their hashes, those of others as far as that is possible."""
     from toolkit.data.verify import verify_shards
 
     typer.echo(verify_shards(folder).summary)
@@ -286,10 +320,14 @@ def export(
         int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
     ] = None,
 ) -> None:
-    """Write the weights as one safetensors file that transformers' GPT2LMHeadModel loads."""
+    """Write the weights as one safetensors file, beside it what transformers needs to use them."""
     from toolkit.checkpoint.command import export_checkpoint
 
-    typer.echo(export_checkpoint(run, out, step=step))
+    exported = export_checkpoint(run, out, step=step)
+    typer.echo(exported.weights)
+    typer.echo(f"beside it {', '.join(exported.beside)}", err=True)
+    for remark in exported.remarks:
+        typer.echo(remark, err=True)
 
 
 @checkpoint.command("import")
@@ -300,20 +338,27 @@ def import_weights(
     trust_checkpoint: Annotated[
         bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
     ] = False,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+    ] = False,
 ) -> None:
     """Let a run start from GPT-2 weights in transformers' layout."""
     from toolkit.checkpoint.command import import_weights as run
 
-    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint))
+    typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
 
 
 def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
         with checked_stdout():
-            app()
+            app(expand_words(sys.argv[1:]))
     except ReaderGone as error:
         sys.exit(error.exit_code)
     except ToolkitError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -176,12 +176,12 @@ def _zero_strategy(launch: LaunchFile) -> Strategy:
 
 def _fsdp_strategy(launch: LaunchFile) -> Strategy:
     reshard = launch.fsdp_config is None or launch.fsdp_config.fsdp_reshard_after_forward
-    if launch.replicas == 1:
+    if not launch.is_hybrid_on(launch.num_processes):
         return "fsdp2" if reshard else "fsdp2_no_reshard"
     if not reshard:
         raise UsageError(
-            f"{launch.path}: parallelism_config_dp_replicate_size {launch.replicas} needs "
-            f"fsdp_reshard_after_forward: true"
+            f"{launch.path}: parallelism_config, hybrid sharding, needs "
+            "fsdp_reshard_after_forward: true"
         )
     return "hsdp"
 
@@ -236,18 +236,9 @@ def _fsdp_problems(launch: LaunchFile) -> Iterator[str]:
 
 def _mesh_problems(launch: LaunchFile) -> Iterator[str]:
     """A device mesh that does not cover the processes, or is not one of hybrid sharding."""
-    mesh = launch.parallelism_config
-    if mesh is None:
+    if launch.num_processes < 1:
         return
-    replicas = mesh.parallelism_config_dp_replicate_size
-    shards = mesh.parallelism_config_dp_shard_size
-    if replicas * shards != launch.num_processes:
-        yield (
-            f"parallelism_config_dp_replicate_size {replicas} x parallelism_config_dp_shard_size "
-            f"{shards} = {replicas * shards}, but num_processes is {launch.num_processes}"
-        )
-    if replicas > 1 and shards < 2:
-        yield (
-            f"{replicas} replica groups of one rank leave nothing to shard over; "
-            "use distributed_type: MULTI_GPU"
-        )
+    try:
+        launch.replicas_on(launch.num_processes)
+    except UsageError as error:
+        yield str(error)

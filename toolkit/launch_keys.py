@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from toolkit.backends.strategies import is_plain_sharding, replica_groups
 from toolkit.config.problems import OF_THE_KEY, describe_value
 from toolkit.config.sections import Section
 
@@ -199,14 +200,45 @@ class LaunchFile(Section):
 
     @property
     def replicas(self) -> int:
-        """Replica groups of hybrid sharding; 1 for every other strategy."""
+        """Replica groups of hybrid sharding on `num_processes`; 1 for every other strategy."""
+        return self.replicas_on(self.num_processes)
+
+    def replicas_on(self, world_size: int) -> int:
+        """Return the replica groups on a number of ranks over all machines.
+
+        Raises:
+            UsageError: they cannot form the groups that the file asks for.
+        """
         mesh = self.parallelism_config
-        return mesh.parallelism_config_dp_replicate_size if mesh else 1
+        if mesh is None or not self.is_hybrid_on(world_size):
+            return 1
+        return replica_groups(
+            groups=mesh.parallelism_config_dp_replicate_size,
+            shards=mesh.parallelism_config_dp_shard_size,
+            world_size=world_size,
+            machines=self.num_machines,
+        )
+
+    def is_hybrid_on(self, world_size: int) -> bool:
+        """Whether the device mesh has several replica groups on a number of ranks."""
+        mesh = self.parallelism_config
+        return mesh is not None and not is_plain_sharding(
+            groups=mesh.parallelism_config_dp_replicate_size,
+            shards=mesh.parallelism_config_dp_shard_size,
+            world_size=world_size,
+        )
 
     def notes(self) -> list[str]:
         """Return a sentence for each value that changes nothing, or more than it says."""
-        stays = "use_cpu: true keeps the run on the CPU, also where there is a GPU"
-        return [*_unused(self), *([stays] if self.use_cpu else [])]
+        notes = list(_unused(self))
+        if self.parallelism_config and not self.is_hybrid_on(self.num_processes):
+            notes.append(
+                f"parallelism_config: one replica group of {self.num_processes:,} processes is "
+                "plain sharding, without replicas"
+            )
+        if self.use_cpu:
+            notes.append("use_cpu: true keeps the run on the CPU, also where there is a GPU")
+        return notes
 
     @property
     def path(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from toolkit.errors import Preempted
+from toolkit.errors import Preempted, UsageError
 
 # What the launch scripts export as well: signals that are passed on to the workers, and how long
 # they then have to save before they are killed.
@@ -92,6 +92,11 @@ def main() -> int:
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ |= {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
+    try:
+        _check_engine(sys.argv)
+    except UsageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     arguments = launch_command_parser().parse_args(sys.argv[2:])
     if (arguments.num_machines or 1) > 1:
         Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
@@ -111,6 +116,21 @@ def main() -> int:
         sys.stderr.write("error: stopped by a signal; start it again to carry on\n")
         return 1
     return 0
+
+
+def _check_engine(command: Sequence[str]) -> None:
+    """Refuse an engine that is not installed, which Accelerate does with a traceback.
+
+    Raises:
+        UsageError: it is not, or the launch file is wrong.
+    """
+    from toolkit.backends.launched import launch_file_of
+    from toolkit.backends.strategies import check_installed
+    from toolkit.launch_file import load_launch_file, strategy_of
+
+    path = launch_file_of(command)
+    if path is not None:
+        check_installed(strategy_of(load_launch_file(path)))
 
 
 def _say_if_alone(arguments: Namespace) -> None:

@@ -15,6 +15,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node
 
 from toolkit.errors import UsageError
+from toolkit.shipped import find_shipped
 
 # A configuration has a few kilobytes; PyYAML needs up to 2 s for this much text.
 MAX_BYTES = 64 * 1024
@@ -135,7 +136,9 @@ def read_yaml(path: str | Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: cannot be read: {reason}") from None
+        shipped = find_shipped(path)
+        hint = f"; the shipped one is {shipped}" if shipped else ""
+        raise UsageError(f"{path}: cannot be read: {reason}{hint}") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: larger than {MAX_BYTES:,} bytes, which no configuration is")
     try:

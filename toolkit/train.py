@@ -3,22 +3,18 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
-from toolkit.backends.strategies import STRATEGIES
+from toolkit.backends.strategies import check_installed
 from toolkit.check import check_pair
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
-from toolkit.launch_file import load_launch_file
+from toolkit.launch_file import load_launch_file, strategy_of
 from toolkit.launcher import run_launcher
+from toolkit.shipped import find_launch_file, find_main_job
 from toolkit.training.batches import build_batches, build_val
 from toolkit.training.run_folder import make_run_folder, read_summary, sole_user
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The checkout, which holds the launch files and the main job beside this package."""
-_LAUNCH_FILES = (".yaml", ".yml", ".json")
 
 
 def train(
@@ -35,12 +31,13 @@ def train(
         The exit code of the worker, as its summary says; 1 if it left none and failed.
 
     Raises:
-        UsageError: the configuration, the launch file, the pair of them or the data is wrong, a
-            tracker is not installed, or the run folder cannot be made.
+        UsageError: the configuration, the launch file, the pair of them or the data is wrong, the
+            engine or a tracker is not installed, or the run folder cannot be made.
         UntrustedError: data shards are damaged.
     """
     launch_file = find_launch_file(strategy)
     launch = load_launch_file(launch_file)
+    check_installed(strategy_of(launch))
     config = load_run_config(config_file, overrides)
     plan = check_pair(config, launch, world_size=num_processes)
     build_batches(config, plan, rank=0)
@@ -84,23 +81,6 @@ def _written(folder: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def find_launch_file(strategy: str) -> Path:
-    """Return the shipped launch file of a strategy, or the file itself where a path is given.
-
-    Raises:
-        UsageError: there is no such strategy.
-    """
-    if strategy in STRATEGIES:
-        return _relative(ROOT / "configs" / "accelerate" / f"{strategy}.yaml")
-    path = Path(strategy)
-    if path.suffix in _LAUNCH_FILES or path.is_file():
-        return path
-    near = get_close_matches(strategy, STRATEGIES, n=1)
-    known = f"there are {', '.join(STRATEGIES)}, and paths of launch files"
-    hint = f"did you mean '{near[0]}'?" if near else known
-    raise UsageError(f"unknown strategy '{strategy}'; {hint}")
-
-
 def launch_command(
     launch_file: Path,
     config_file: Path,
@@ -111,13 +91,6 @@ def launch_command(
 ) -> list[str]:
     """Return the words of the `accelerate launch` line."""
     processes = ["--num_processes", str(num_processes)] if num_processes else []
-    script = str(_relative(ROOT / "launch" / "train.py"))
     launcher = ["accelerate", "launch", "--config_file", str(launch_file), *processes]
     options = ["--strict"] if strict else []
-    return [*launcher, script, *options, "--config", str(config_file), *overrides]
-
-
-def _relative(path: Path) -> Path:
-    """Shorten a path below the current folder, so that the printed line is one a person types."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    return [*launcher, str(find_main_job()), *options, "--config", str(config_file), *overrides]

@@ -16,7 +16,7 @@ from benchmarks.overhead_arms.order import Order, write_order
 from benchmarks.overhead_arms.turns import Conductor, Turn
 from benchmarks.overhead_arms.workload import Loss, Workload
 from toolkit.backends.strategies import Strategy
-from toolkit.train import find_launch_file
+from toolkit.shipped import find_launch_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TURN_S = 240.0

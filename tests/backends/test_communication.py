@@ -4,7 +4,7 @@ import pytest
 
 from toolkit.backends.communication import Range, expected_collectives
 from toolkit.backends.strategies import supported_pairs
-from toolkit.model.sizes import preset_sizes
+from toolkit.model.sizes import ModelSizes, preset_sizes
 
 GPT2 = preset_sizes("gpt2", vocab_size=50_257)
 P, BLOCKS = 124_439_808, 85_054_464
@@ -66,3 +66,18 @@ def test_zero3_gathers_between_once_and_every_use():
 def test_a_world_of_one_gathers_nothing(strategy, accumulation):
     found = expected(strategy, accumulation, world_size=1)
     assert found["all_gather"] == exactly(0)
+
+
+def test_calls_of_buckets_follow_from_their_size():
+    """13B in buckets of 2.5e8 elements: 485 tensors; none above 5e8 and the largest tensor."""
+    sizes = ModelSizes(40, 40, 5120, 50_304, 1024)
+    found = expected_collectives(
+        "zero2",
+        "sharded",
+        sizes=sizes,
+        grad_accum_steps=3,
+        precision="bf16",
+        world_size=64,
+        replicas=1,
+    )
+    assert found["all_reduce"].calls == Range(3 * 17, 3 * (40 * 12 + 4 + 51))

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.backends.deepspeed_config import build_deepspeed_config
+from toolkit.backends.deepspeed_config import build_deepspeed_config, zero_optimization
 from toolkit.backends.strategies import Precision, Strategy
 from toolkit.batching import plan_batch
 from toolkit.model.sizes import ModelSizes
@@ -70,6 +70,24 @@ def test_compute_follows_the_precision_and_sums_stay_fp32(
 def test_buckets_are_an_eighth_of_the_model(strategy: Strategy) -> None:
     zero = build(strategy)["zero_optimization"]
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == PARAMETERS // 8
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+@pytest.mark.parametrize(
+    "sizes",
+    [ModelSizes(40, 40, 5120, 50_304, 1024), ModelSizes(96, 96, 12_288, 50_304, 1024)],
+    ids=["13B", "175B"],
+)
+def test_buckets_do_not_grow_with_the_model_for_ever(strategy: Strategy, sizes: ModelSizes) -> None:
+    zero = zero_optimization(strategy, sizes)
+    deepspeeds_own = 500_000_000
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] <= deepspeeds_own
+
+
+def test_a_bucket_is_even_as_deepspeed_insists() -> None:
+    odd = ModelSizes(n_layer=1, n_head=1, n_embd=3, vocab_size=5, block_size=1)
+    assert odd.parameter_count // 8 % 2 == 1
+    assert zero_optimization("zero2", odd)["allgather_bucket_size"] % 2 == 0
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ def test_rank_and_world_size_are_read() -> None:
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "true"}, "fsdp2"),
         ({**FSDP2, "FSDP_RESHARD_AFTER_FORWARD": "false"}, "fsdp2_no_reshard"),
         ({**FSDP2, "ACCELERATE_USE_FSDP": "True"}, "fsdp2"),
-        ({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1"}, "fsdp2"),
         ({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}, "hsdp"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}, "zero1"),
         ({**ZERO, "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "zero2"),
@@ -60,7 +59,7 @@ def test_what_the_run_has_to_agree_to_is_read() -> None:
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_accelerate_finds_nothing_that_the_run_decides(on_cpu: bool) -> None:
-    kept = {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    kept = {**FSDP2, "CUDA_VISIBLE_DEVICES": "0,1"}
     environment = {
         **kept,
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
@@ -73,18 +72,33 @@ def test_accelerate_finds_nothing_that_the_run_decides(on_cpu: bool) -> None:
     assert environment == {**kept, **hidden}
 
 
-def test_hybrid_shardings_mesh_is_accelerates_to_read() -> None:
-    environment = {
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+def test_one_replica_group_of_all_ranks_is_plain_sharding() -> None:
+    mesh = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "1", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8"}
+    found = read_launch({**FSDP2, **mesh})
+    assert (found.strategy, found.replicas) == ("fsdp2", 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "shards", "machines", "replicas"),
+    [
+        (4, 1, 1, 4),
+        (1, 2, 1, 4),
+        (4, 2, 1, 4),
+        (1, 1, 1, 2),
+        (1, 1, 4, 4),
+        (2, 1, 4, 2),
+    ],
+)
+def test_replica_groups_are_what_the_launch_asks_for_or_one_per_machine(
+    groups: int, shards: int, machines: int, replicas: int
+) -> None:
+    mesh = {
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(groups),
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": str(shards),
+        "GROUP_WORLD_SIZE": str(machines),
     }
-    kept = dict(environment)
-    leave_to_the_run(environment, on_cpu=False)
-    assert environment == kept
-
-
-def test_replica_groups_are_read() -> None:
-    assert read_launch({**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "4"}).replicas == 4
+    found = read_launch({**FSDP2, **mesh})
+    assert (found.strategy, found.replicas) == ("hsdp", replicas)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +120,7 @@ def test_the_launched_precision_is_read(said: str | None, precision: str | None)
         ({**FSDP2, "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params: true"),
         (
             {**FSDP2, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
-            "parallelism_config_dp_replicate_size 3 does not divide the 8 processes",
+            "8 processes cannot form 3 equal replica groups",
         ),
     ],
 )

@@ -1,10 +1,12 @@
 import pytest
 
+from toolkit.backends import strategies
 from toolkit.backends.strategies import (
     ACCUMULATIONS,
     STRATEGIES,
     SUPPORT,
     check_accumulation,
+    check_installed,
     check_precision,
     supported_pairs,
 )
@@ -55,3 +57,15 @@ def test_a_precision_that_the_device_lacks_names_those_it_has():
     for device in ("mps", "something-new"):
         with pytest.raises(UsageError, match=r"available there: fp32$"):
             check_precision("bf16", device)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_only_zero_asks_for_deepspeed(strategy, monkeypatch):
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    if not strategy.startswith("zero"):
+        check_installed(strategy)
+        return
+    with pytest.raises(UsageError, match=r"'zero\d' .* pip install scaling-toolkit\[deepspeed\]"):
+        check_installed(strategy)
+    monkeypatch.undo()
+    check_installed(strategy)

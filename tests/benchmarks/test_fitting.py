@@ -4,6 +4,7 @@ from benchmarks import fitting
 from benchmarks.fitting import batches, needed_bytes, reason_to_skip
 from benchmarks.machine import Machine
 from tests.benchmarks.arms import GIB, LAPTOP, arm
+from toolkit.backends import strategies
 
 GPU = Machine("NVIDIA A100-SXM4-80GB", "cuda", 2, 80 * GIB)
 
@@ -26,6 +27,12 @@ def test_what_the_machine_has_not_is_skipped(monkeypatch: pytest.MonkeyPatch) ->
     assert reason_to_skip(linked, LAPTOP) is None
     more = linked.model_copy(update={"world_size": 3})
     assert reason_to_skip(more, LAPTOP) == "a link joins 2 ranks, not 3"
+
+
+def test_an_engine_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    assert "needs DeepSpeed" in str(reason_to_skip(arm(strategy="zero1", world_size=2), LAPTOP))
+    assert reason_to_skip(arm(strategy="ddp", world_size=2), LAPTOP) is None
 
 
 def test_arms_that_are_compared_are_kept_together() -> None:

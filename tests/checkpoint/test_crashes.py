@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.data.shard_files import write_llmc
+from tests.samples import sample
 from toolkit.checkpoint.store import CheckpointStore, find_damage
 from toolkit.training.run_folder import sole_user
 
@@ -166,6 +167,10 @@ def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: s
         assert summary["exit"] == 75
         assert "Traceback" not in job.log(name)
         assert job.log(name).count("error:") == 1
+        if point == "step":
+            shown = "toolkit train --strategy fsdp2 --num-processes 2 --config run.yaml"
+            log = job.log(name).replace(str(job.run(name)), "runs/demo2")
+            sample(shown).assert_is_like(log)
         assert job.start(name) == 0, job.log(name)
         assert job.end_state(name) == job.end_state(straight)
 

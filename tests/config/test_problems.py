@@ -118,6 +118,7 @@ def test_every_synonym_means_a_key_or_a_section_and_is_none_itself():
         ("checkpoint.interval", "training.checkpoint_every"),
         ("compile.enable", "model.compile"),
         ("run.name", "run_name"),
+        ("training.wandb_project", "training.tracker_project"),
         ("training.eval-every", "training.eval_every"),
         ("training.save_evry", "training.checkpoint_every"),
         ("optimizer.lr_min", "optimizer.min_lr"),

@@ -195,3 +195,13 @@ def test_no_number_in_the_defaults_is_infinite():
             yield value
 
     assert all(math.isfinite(number) for number in numbers(RunConfig().model_dump()))
+
+
+def test_paths_may_begin_in_the_home_folder(load, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    run = load(
+        "output_dir: ~/runs\ndata: {train: ~/a, val: [./~, '~/b*']}", "data.train=[~/c, d/~/e]"
+    )
+    assert run.output_dir == "/home/me/runs"
+    assert run.data.train == ("/home/me/c", "d/~/e")
+    assert run.data.val == ("./~", "/home/me/b*")

@@ -1,6 +1,9 @@
+import os
+
 import pytest
 
 from toolkit.data.documents import BadDocumentError, document_of_line, find_text_files
+from toolkit.data.prepare import prepare
 from toolkit.errors import UsageError
 
 
@@ -54,6 +57,34 @@ def test_a_link_to_a_file_that_is_named_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"folder/b\.txt: the same file as .*h/b\.txt"):
         find_text_files([tmp_path / "h", tmp_path / "folder"])
     assert len(find_text_files([tmp_path / "h"])[0]) == 2
+
+
+def test_linked_folders_are_searched_each_once(tmp_path):
+    touch(tmp_path, "corpus/a.txt", "corpus/v2/b.txt", "elsewhere/deep/c.txt", "elsewhere/p.png")
+    corpus = tmp_path / "corpus"
+    for name, target in [
+        ("disk", "../elsewhere"),
+        ("latest", "v2"),
+        ("v2/again", ".."),
+        ("loop", "."),
+        ("../elsewhere/back", "../corpus"),
+    ]:
+        (corpus / name).symlink_to(target, target_is_directory=True)
+    files, ignored = find_text_files([corpus])
+    assert {os.path.realpath(path) for path in files} == {
+        str(tmp_path / name) for name in ("corpus/a.txt", "corpus/v2/b.txt", "elsewhere/deep/c.txt")
+    }
+    assert len(files) == 3
+    assert ignored == 1
+
+
+def test_a_linked_folder_that_is_gone_is_not_passed_over(tmp_path):
+    touch(tmp_path, "corpus/a.txt")
+    (tmp_path / "corpus" / "disk").symlink_to("../not_mounted")
+    with pytest.raises(UsageError, match="corpus/disk: cannot be read: No such file"):
+        prepare([tmp_path / "corpus"], tmp_path / "out")
+    done = prepare([tmp_path / "corpus"], tmp_path / "out", skip_bad=True)
+    assert "bad documents skipped: 1, the first is" in done.summary
 
 
 def test_a_line_of_json_is_a_document():

@@ -13,7 +13,7 @@ import psutil
 
 from tests import faulty
 from toolkit.backends.strategies import Strategy
-from toolkit.train import ROOT, find_launch_file
+from toolkit.shipped import ROOT, find_launch_file
 
 
 class Ended:

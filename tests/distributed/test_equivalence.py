@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.samples import sample
 from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
 from toolkit.verify.cases import TINY, Case
+from toolkit.verify.command import print_tables
 from toolkit.verify.compare import compare
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory
@@ -137,6 +139,21 @@ def test_every_case_is_exact_up_to_rounding_and_sends_what_it_should(
 def test_a_fault_put_in_on_purpose_is_caught(fault: str) -> None:
     caught = {control.name: control.by for control in launched("ddp", 2).controls}
     assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "command"),
+    [
+        ("zero3", "toolkit verify --strategies zero3 --precision fp32"),
+        ("ddp", "toolkit verify --strategies ddp --precision fp32 --controls"),
+    ],
+)
+def test_the_readme_shows_what_is_printed(
+    strategy: Strategy, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = launched(strategy, 2)
+    print_tables(report.verdicts, report.controls, {})
+    sample(command).assert_is_like(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), ARMS)

@@ -10,7 +10,8 @@ import pytest
 
 from tests.distributed.started import wait_until
 from tests.distributed.test_runs import folder, summary
-from toolkit.train import ROOT
+from toolkit.backends.strategies import Strategy
+from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
@@ -22,14 +23,22 @@ def free_port() -> int:
         return port
 
 
-def start(folder: Path, rank: int, port: int, *, name: str, out: Path) -> "subprocess.Popen[bytes]":
+def start(
+    folder: Path,
+    rank: int,
+    port: int,
+    *overrides: str,
+    name: str,
+    out: Path,
+    strategy: Strategy = "ddp",
+) -> "subprocess.Popen[bytes]":
     settings = {
         "NODES": "2",
         "NODE_RANK": str(rank),
         "MAIN_ADDRESS": "127.0.0.1",
         "MAIN_PORT": str(port),
         "PROCESSES_PER_NODE": "1",
-        "STRATEGY": "ddp",
+        "STRATEGY": strategy,
         "CONFIG": str(folder / "run.yaml"),
         "HF_HOME": str(folder),
         "OMP_NUM_THREADS": "1",
@@ -38,7 +47,7 @@ def start(folder: Path, rank: int, port: int, *, name: str, out: Path) -> "subpr
     }
     with out.open("w") as printed:
         return subprocess.Popen(
-            ["bash", str(ROOT / "launch" / "several_nodes.sh"), f"run_name={name}"],
+            ["bash", str(ROOT / "launch" / "several_nodes.sh"), f"run_name={name}", *overrides],
             env={**os.environ, **settings},
             stdout=printed,
             stderr=printed,

@@ -14,7 +14,7 @@ from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import shapes_of
 from toolkit.checkpoint.store import CheckpointStore
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 from toolkit.training.step import train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case

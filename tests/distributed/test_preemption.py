@@ -12,7 +12,7 @@ from tests.distributed.started import left_over, run, start, wait_until
 from tests.distributed.test_runs import curve, folder, metrics, summary
 from toolkit.backends.strategies import Strategy
 from toolkit.launcher import ENVIRONMENT
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]

@@ -16,7 +16,7 @@ import yaml
 from tests import faulty
 from tests.data.shard_files import write_llmc
 from toolkit.backends.strategies import Strategy
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 from toolkit.verify.launch import ArmError, launch
 
 pytestmark = pytest.mark.distributed
@@ -155,6 +155,7 @@ def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
         "override",
         "fsdp_config.fsdp_transformer_layer_cls_to_wrap:",
         "fsdp_config.fsdp_cpu_ram_efficient_loading:",
+        "parallelism_config:",
         "use_cpu:",
     ]
     assert "carrying on from" in printed

@@ -6,8 +6,14 @@ import pytest
 from toolkit import cli
 from toolkit.backends.strategies import supported_pairs
 from toolkit.memory import command
+from toolkit.memory.calibration import PUBLIC_RUNS, calibration_file
 from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -48,15 +54,15 @@ def test_the_table_names_what_fits(monkeypatch, capsys) -> None:
 def test_the_largest_micro_batch_is_in_both_outputs(monkeypatch, capsys) -> None:
     words = ("--strategies", "single", "--gpu", "H200", "--max-micro-batch")
     tiny = ("model.n_layer=1", "model.n_head=1", "model.n_embd=1", "model.vocab_size=2")
-    short = ("data.seq_len=1", "batch.tokens_per_step=1")
+    short = ("data.seq_len=1",)
     assert run(monkeypatch, *words, "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert run(monkeypatch, *words) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[2].split()[-1] == str(row["largest_micro_batch_size"])
+    assert table[3].split()[-1] == str(row["largest_micro_batch_size"])
     assert run(monkeypatch, *words, *tiny, *short) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[2].endswith(">= 1048576")
+    assert table[3].endswith(">= 1048576")
 
 
 def test_a_run_configuration_is_read(monkeypatch, capsys, run_file: Path) -> None:
@@ -119,6 +125,125 @@ def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> Non
     assert said.err == "not traced: ddp, zero1, zero2, zero3, which need real tensors\n"
 
 
+def test_the_header_says_how_a_step_is_cut_and_when_modes_cannot_differ(
+    monkeypatch, capsys
+) -> None:
+    words = ("--micro-batch-size", "8", "--strategies", "single,ddp,zero2", "--world-size")
+    assert run(monkeypatch, *words, "64") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "8 sequences x 1,024 tokens x 1 micro-step x 64 ranks" in lines[1]
+    assert "8 sequences x 1,024 tokens x 64 micro-steps x 1 rank " in lines[2]
+    assert lines[3].startswith(
+        "one micro-step per step accumulates nothing: the modes of ddp, zero"
+    )
+    assert run(monkeypatch, *words, "32") == 0
+    assert "accumulates nothing" not in capsys.readouterr().out
+
+
+def test_hybrid_sharding_has_a_group_per_machine(monkeypatch, capsys) -> None:
+    def groups(*words: str) -> tuple[int, int]:
+        assert run(monkeypatch, "--strategies", "hsdp", "--json", *words) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][0]
+        return row["replica_groups"], row["group_size"]
+
+    assert groups("--world-size", "64") == (8, 8)
+    assert groups("--world-size", "64", "--per-machine", "4") == (16, 4)
+    assert groups("--world-size", "8") == (2, 4)
+    assert run(monkeypatch, "--strategies", "hsdp", "--world-size", "64") == 0
+    assert "hsdp 8 x 8  replicated" in capsys.readouterr().out
+
+
+def test_what_is_left_out_is_named_with_the_reason(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--strategies", "hsdp,fsdp2", "--world-size", "2") == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("left out: hsdp: 2 replica groups on 2 processes leave nothing")
+    assert "fsdp2" in said.out
+
+
+def test_an_accumulation_mode_is_a_filter_where_it_is_an_override(
+    monkeypatch, capsys, run_file: Path
+) -> None:
+    def shown(*words: str) -> set[str]:
+        assert run(monkeypatch, "--json", *words) == 0
+        return {row["accumulation"] for row in json.loads(capsys.readouterr().out)["rows"]}
+
+    assert shown("accumulation=sharded") == {"sharded"}
+    assert shown("--config", str(run_file), "accumulation=deferred", "--world-size", "4") == {
+        "deferred"
+    }
+    run_file.write_text(run_file.read_text() + "accumulation: sharded\n")
+    both = shown("--config", str(run_file), "--strategies", "ddp", "--world-size", "2")
+    assert both == {"replicated", "sharded"}
+    assert run(monkeypatch, "--strategies", "zero1,ddp", "accumulation=sharded") == 0
+    reason = "left out: zero1: DeepSpeed's stage 1 reduces gradients only at the boundary\n"
+    assert capsys.readouterr().err == reason
+
+
+def test_a_run_on_cpus_is_held_against_no_gpu(monkeypatch, capsys) -> None:
+    assert run(monkeypatch, "--device", "cpu", "--strategies", "ddp") == 0
+    out = capsys.readouterr().out
+    assert "fits" not in out
+    assert "T4" not in out
+    assert run(monkeypatch, "--device", "cpu", "--strategies", "ddp", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["fits"] == {}
+
+
+def test_ranks_that_do_not_divide_the_step_are_answered_for(
+    monkeypatch, capsys, run_file: Path
+) -> None:
+    words = ("--config", str(run_file), "--strategies", "ddp", "--world-size", "3")
+    assert run(monkeypatch, *words, "--gpu", "T4", "--max-micro-batch", "--json") == 0
+    said = capsys.readouterr()
+    assert "batch.tokens_per_step 512 cannot be cut into micro-steps of 384 tokens on 3" in said.err
+    assert "assumed is 384 tokens per step = 4 sequences x 32 tokens x 1 micro-step" in said.err
+    assert "no batch.micro_batch_size cuts it on 3 ranks" in said.err
+    row = json.loads(said.out)["rows"][0]
+    assert row["bytes"]["peak"] > 0
+    assert row["largest_micro_batch_size"] == 0
+
+
+def test_a_run_is_offered_only_what_it_can_use(monkeypatch, capsys, run_file: Path) -> None:
+    words = ("--strategies", "ddp", "--world-size", "2", "--gpu", "H200", "--max-micro-batch")
+    assert run(monkeypatch, "--config", str(run_file), *words, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["largest_micro_batch_size"] for row in rows} == {8}
+
+
+def test_what_fits_is_said_with_what_it_assumes(monkeypatch, capsys) -> None:
+    words = ("--strategies", "single", "--gpu", "NVIDIA A100-SXM4-80GB")
+    assert run(monkeypatch, *words) == 0
+    line = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("fits: "))
+    assert line.endswith(f"the median of {PUBLIC_RUNS}")
+    assert run(monkeypatch, *words, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits_assumes"]["A100-80"]["measured"] is None
+    assert answer["rows"][0]["fits"] == {"A100-80": True}
+
+
+@pytest.mark.parametrize("text", ["null", "torn {", '{"NVIDIA H200": {"context_bytes": NaN}}'])
+def test_a_damaged_calibration_is_a_sentence_and_public_figures_are_used(
+    monkeypatch, capsys, text: str
+) -> None:
+    calibration_file().parent.mkdir(parents=True)
+    calibration_file().write_text(text)
+    assert run(monkeypatch, "--strategies", "single") == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"warning: {calibration_file()}: holds no calibration (")
+    assert said.err.count("\n") == 1
+    assert PUBLIC_RUNS in said.out
+
+
+def test_a_trace_says_what_it_is_at(monkeypatch, capsys) -> None:
+    tiny = ("model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.vocab_size=16")
+    words = ("--method", "trace", "--strategies", "single", "data.seq_len=8", "--json")
+    assert run(monkeypatch, *words, *tiny) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"tracing single replicated on 1 rank, step {step} of 2" for step in (1, 2)
+    ]
+    assert json.loads(said.out)["rows"][0]["method"] == "trace"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -129,8 +254,14 @@ def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> Non
         (["--preset", "gpt3"], "error: --preset gpt3: model.preset must be 'gpt2'"),
         (["--micro-batch-size", "0"], "error: --micro-batch-size 0: batch.micro_batch_size must"),
         (["model.preset=gpt3"], "error: override 'model.preset=gpt3': model.preset must be"),
+        (
+            ["--device", "cpu", "precision=fp16"],
+            "precision 'fp16' is not available on device 'cpu'",
+        ),
+        (["--device", "cpu", "--gpu", "T4"], "--gpu T4: with --device cpu there is no GPU to fit"),
+        (["--strategies", "single", "accumulation=sharded"], "none of single runs on 8 ranks: "),
         (["--max-micro-batch"], "--max-micro-batch needs --gpu"),
-        (["--gpu", ""], "--gpu: unknown ''; there are V100-16, "),
+        (["--gpu", ""], "--gpu: unknown ''; there are T4, "),
         (["--method", "trace", "--strategies", "ddp,single"], "ddp needs real tensors"),
         (
             ["--offload-optimizer", "--strategies", "single,fsdp2"],

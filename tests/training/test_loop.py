@@ -192,6 +192,14 @@ def test_another_run_is_not_carried_on(
     assert "choose another run_name" in str(caught.value)
 
 
+def test_the_last_state_is_saved_however_often_the_others_are(start: Start) -> None:
+    steps = {"0": [4], "3": [3, 4], "never": []}
+    for every, saved in steps.items():
+        loop = start(f"run_name=every-{every}", f"training.checkpoint_every={every}")
+        loop.fit()
+        assert [path.name for path in loop.store.committed()] == [f"step_{n:08d}" for n in saved]
+
+
 def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:
     start("training.checkpoint_every=1", "training.stop_at=1").fit()
     said.clear()
@@ -200,7 +208,7 @@ def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:
     assert said[:-1] == [
         "changed: batch.micro_batch_size 4 -> 2",
         "changed: optimizer.lr 0.001 -> 0.0005",
-        "changed: training.checkpoint_every 1 -> 0",
+        "changed: training.checkpoint_every 1 -> never",
         "changed: training.steps 4 -> 5",
     ]
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 
 from tests.data.shard_files import write_llmc
+from toolkit.backends import strategies
 from toolkit.training import loop as loop_module
 from toolkit.training import worker
 
@@ -164,6 +166,16 @@ def test_what_is_done_otherwise_than_written_is_noted_before_the_first_step(
     folder = run_file.parent / "runs" / run_file.stem
     assert yaml.safe_load((folder / "launch.yaml").read_text())["notes"] == notes
     assert summary(run_file)["steps"] == 2
+
+
+def test_an_engine_that_is_not_installed_is_refused(
+    capsys: pytest.CaptureFixture[str], run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr(strategies, "find_spec", lambda name: None)
+    refused = Refused(capsys, run_file)
+    assert refused.code == 2
+    assert "pip install scaling-toolkit[deepspeed]" in refused.sentence
 
 
 def test_a_launch_file_that_does_not_go_with_the_run_is_refused(
@@ -343,3 +355,19 @@ def test_a_host_without_memory_left_is_exit_code_5(run_file, monkeypatch, capsys
     said = capsys.readouterr().err
     assert said.startswith("error: out of memory on rank 0:")
     assert "Traceback" not in said
+
+
+def test_runs_of_one_project_are_told_apart_by_their_names(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def record(self: Accelerator, project_name: str, *, init_kwargs: Any, config: Any) -> None:
+        asked.append((project_name, init_kwargs))
+
+    monkeypatch.setattr(Accelerator, "init_trackers", record)
+    for name in ("one", "two"):
+        worker.main(["--config", str(run_file), f"run_name={name}", "training.steps=2"])
+    worker.main(["--config", str(run_file), "run_name=x", "training.tracker_project=mine"])
+    assert [project for project, _ in asked] == ["scaling-toolkit", "scaling-toolkit", "mine"]
+    assert [words["wandb"] for _, words in asked[:2]] == [{"name": "one"}, {"name": "two"}]

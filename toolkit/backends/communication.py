@@ -27,13 +27,17 @@ Gathers move the precision of the computation, reductions fp32. Slices that do n
 are padded, which adds at most the number of shards minus 1 rows to each tensor.
 
 Where buckets decide, calls have bounds instead of a formula: at least one per reduction, at most
-one per tensor and, for DeepSpeed, one more per bucket that a tensor lies across.
+one per tensor. DeepSpeed reduces a bucket of b elements (`deepspeed_config.bucket_elements`) or one
+larger tensor in pieces of more than b: at most P / b calls beyond one per tensor. No call
+carries more than 5e8 elements and one tensor: at least P / (5e8 + largest tensor) calls.
 """
 
 from dataclasses import dataclass
 
+from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET, bucket_elements
 from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
+from toolkit.model.tensors import model_tensors
 
 _REDUCED_BYTES = 4
 _COMPUTE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -100,12 +104,12 @@ def expected_collectives(
         calls = Range(reductions, reductions * _tensors(sizes))
         found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
     elif strategy in ("zero1", "zero2"):
-        calls = Range(reductions, reductions * _bucketed_tensors(sizes))
+        calls = _bucketed_calls(sizes, reductions)
         found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
         gathered = _exactly(sizes.parameter_count * width)
-        found["all_gather"] = Expected(Range(1, _bucketed_tensors(sizes)), gathered, world_size)
+        found["all_gather"] = Expected(Range(1, _tensors(sizes)), gathered, world_size)
     elif strategy == "zero3":
-        calls = Range(reductions, reductions * _bucketed_tensors(sizes))
+        calls = _bucketed_calls(sizes, reductions)
         found["reduce_scatter"] = Expected(calls, _exactly(gradients), world_size)
         found["all_gather"] = _zero3_gathers(sizes, grad_accum_steps, width, world_size)
     elif strategy != "single":
@@ -138,9 +142,14 @@ def _tensors(sizes: ModelSizes) -> int:
     return sizes.n_layer * _TENSORS_PER_BLOCK + _OTHER_TENSORS
 
 
-def _bucketed_tensors(sizes: ModelSizes) -> int:
-    """Calls if every tensor were one of its own, each cut once more by a bucket's border."""
-    return 2 * _tensors(sizes)
+def _bucketed_calls(sizes: ModelSizes, reductions: int) -> Range:
+    """DeepSpeed's calls; ceilings and floors as the module's text says."""
+    elements = sizes.parameter_count
+    most = DEEPSPEED_BUCKET + max(tensor.elements for tensor in model_tensors(sizes))
+    return Range(
+        reductions * -(-elements // most),
+        reductions * (_tensors(sizes) + elements // bucket_elements(sizes)),
+    )
 
 
 def _block_parameters(sizes: ModelSizes) -> int:

@@ -12,6 +12,14 @@ BUCKETS_PER_MODEL = 8
 """One bucket of the default 5e8 elements would hold all of GPT-2, and so start reducing only after
 the last gradient; an eighth of the model lets reduction begin during the backward pass."""
 
+LARGEST_BUCKET = 250_000_000
+"""An eighth of more than 2e9 parameters would be more: each element of a bucket takes up to 8
+bytes on every rank, however many ranks there are. What that costs in time, here and at DeepSpeed's
+default, is in `benchmarks/results/bucket_cap.md`."""
+
+DEEPSPEED_BUCKET = 500_000_000
+"""DeepSpeed's default, to which its bf16 stage 1 holds whatever is configured."""
+
 
 def build_deepspeed_config(
     strategy: Strategy,
@@ -40,9 +48,15 @@ def build_deepspeed_config(
     }
 
 
+def bucket_elements(sizes: ModelSizes) -> int:
+    """Return the elements that are reduced at one time; DeepSpeed insists on an even number."""
+    bucket = min(sizes.parameter_count // BUCKETS_PER_MODEL, LARGEST_BUCKET)
+    return bucket - bucket % 2
+
+
 def zero_optimization(strategy: Strategy, sizes: ModelSizes) -> dict[str, Any]:
     """Return the section about ZeRO itself; the memory formula reads its sizes here too."""
-    bucket = sizes.parameter_count // BUCKETS_PER_MODEL
+    bucket = bucket_elements(sizes)
     block = 12 * sizes.n_embd**2 + 13 * sizes.n_embd
     zero: dict[str, Any] = {
         "stage": STAGES[strategy],

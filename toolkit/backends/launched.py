@@ -9,10 +9,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from toolkit.backends.strategies import Precision, Strategy
+from toolkit.backends.strategies import Precision, Strategy, is_plain_sharding, replica_groups
 from toolkit.errors import UsageError
 
-_REPLICAS = "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"
+_GROUPS = "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"
+_SHARDS = "PARALLELISM_CONFIG_DP_SHARD_SIZE"
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,16 @@ def read_launch(environment: Mapping[str, str]) -> Launched:
         UsageError: the variables ask for something this toolkit has no strategy for.
     """
     world_size = int(environment.get("WORLD_SIZE", "1"))
-    replicas = _replicas(environment, world_size)
     _check_accumulation(environment)
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", "bf16", "fp16"):
         raise UsageError(f"mixed_precision '{precision}' is not supported; use no, bf16 or fp16")
     return Launched(
-        strategy=_strategy(environment, replicas),
+        strategy=_strategy(environment, world_size),
         rank=int(environment.get("RANK", "0")),
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=world_size,
-        replicas=replicas,
+        replicas=_replicas(environment, world_size),
         precision=None if precision == "no" else precision,  # type: ignore[arg-type]
         recomputes=_is_true(environment, "FSDP_ACTIVATION_CHECKPOINTING"),
         on_cpu=_is_true(environment, "ACCELERATE_USE_CPU"),
@@ -81,11 +81,10 @@ def leave_to_the_run(environment: MutableMapping[str, str], *, on_cpu: bool) -> 
     for key in (
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         "ACCELERATE_USE_CPU",
+        "ACCELERATE_USE_PARALLELISM_CONFIG",
         "FSDP_ACTIVATION_CHECKPOINTING",
     ):
         environment.pop(key, None)
-    if int(environment.get(_REPLICAS, "1")) == 1:
-        environment.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
     if on_cpu:
         environment.update(CUDA_VISIBLE_DEVICES="", ACCELERATE_TORCH_DEVICE="cpu")
 
@@ -106,11 +105,11 @@ def _check_accumulation(environment: Mapping[str, str]) -> None:
         )
 
 
-def _strategy(environment: Mapping[str, str], replicas: int) -> Strategy:
+def _strategy(environment: Mapping[str, str], world_size: int) -> Strategy:
     if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return _zero_stage(environment)
     if _is_true(environment, "ACCELERATE_USE_FSDP"):
-        return _fsdp2(environment, replicas)
+        return _fsdp2(environment, world_size)
     return "ddp" if "LOCAL_RANK" in environment else "single"
 
 
@@ -126,32 +125,34 @@ def _zero_stage(environment: Mapping[str, str]) -> Strategy:
     return stages[stage]
 
 
-def _fsdp2(environment: Mapping[str, str], replicas: int) -> Strategy:
+def _fsdp2(environment: Mapping[str, str], world_size: int) -> Strategy:
     version = environment.get("FSDP_VERSION", "1")
     if version != "2":
         raise UsageError(f"fsdp_version {version} is not supported; use fsdp_version: 2")
     if _is_true(environment, "FSDP_OFFLOAD_PARAMS"):
         raise UsageError("fsdp_offload_params: true is not supported: offload replaces gradients")
-    if replicas > 1:
+    if _is_hybrid(environment, world_size):
         return "hsdp"
     reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
     return "fsdp2" if reshard == "true" else "fsdp2_no_reshard"
 
 
+def _is_hybrid(environment: Mapping[str, str], world_size: int) -> bool:
+    groups, shards = (int(environment.get(key, "1")) for key in (_GROUPS, _SHARDS))
+    plain = is_plain_sharding(groups=groups, shards=shards, world_size=world_size)
+    return _GROUPS in environment and not plain
+
+
 def _replicas(environment: Mapping[str, str], world_size: int) -> int:
-    """Replica groups; the shard group is what remains of the world, so any world size fits."""
-    replicas = int(environment.get(_REPLICAS, "1"))
-    if world_size % replicas:
-        raise UsageError(
-            f"parallelism_config_dp_replicate_size {replicas} does not divide the "
-            f"{world_size} processes launched"
-        )
-    if world_size == replicas > 1:
-        raise UsageError(
-            f"{replicas} replica groups on {world_size} processes leave nothing to shard over; "
-            f"use ddp, or at least {2 * replicas} processes"
-        )
-    return replicas
+    """Replica groups; torchrun counts the launchers, one per machine, in GROUP_WORLD_SIZE."""
+    if not _is_hybrid(environment, world_size):
+        return 1
+    return replica_groups(
+        groups=int(environment[_GROUPS]),
+        shards=int(environment.get(_SHARDS, "1")),
+        world_size=world_size,
+        machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
+    )
 
 
 def _is_true(environment: Mapping[str, str], key: str) -> bool:

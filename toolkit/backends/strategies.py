@@ -4,6 +4,7 @@ Pure: imports no torch, so that checks, estimates and the command line stay quic
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from toolkit.errors import UsageError
@@ -17,7 +18,7 @@ ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 REPLICAS = 2
-"""Replica groups in the shipped launch file of hybrid sharding."""
+"""Replica groups of hybrid sharding on a single machine: the fewest there can be."""
 
 # fp16 autocast and its loss scaling need kernels that PyTorch has for CUDA only; on Apple's mps
 # nothing but fp32 is tried by this project.
@@ -87,13 +88,56 @@ SUPPORT: dict[Strategy, dict[Accumulation, Support]] = {
 }
 
 
-def replicas_of(strategy: Strategy) -> int:
-    """Return the replica groups of a strategy's shipped launch file."""
-    return REPLICAS if strategy == "hsdp" else 1
+def replicas_of(strategy: Strategy, *, machines: int = 1) -> int:
+    """Return the replica groups of a strategy by default: for hybrid sharding one per machine."""
+    return max(machines, REPLICAS) if strategy == "hsdp" else 1
+
+
+def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) -> int:
+    """Return the replica groups of hybrid sharding that a launch asks for.
+
+    Args:
+        groups: Accelerate's `dp_replicate_size`; 1, its default, leaves it open.
+        shards: ranks in a group, Accelerate's `dp_shard_size`; 1 leaves it open. Where both are
+            open there is one group per machine, and `REPLICAS` on a single one.
+        world_size: ranks of all machines together.
+        machines: how many machines the ranks are on.
+
+    Raises:
+        UsageError: so many ranks cannot form these groups, or there is one group alone.
+    """
+    if groups > 1 and shards > 1 and groups * shards != world_size:
+        raise UsageError(
+            f"parallelism_config_dp_replicate_size {groups} x parallelism_config_dp_shard_size "
+            f"{shards} = {groups * shards}, but num_processes is {world_size}; set one of the two, "
+            "the other follows"
+        )
+    if world_size % shards:
+        raise UsageError(f"{world_size} processes cannot form equal replica groups of {shards}")
+    if groups == 1:
+        groups = world_size // shards if shards > 1 else replicas_of("hsdp", machines=machines)
+    if world_size % groups:
+        raise UsageError(f"{world_size} processes cannot form {groups} equal replica groups")
+    if groups == world_size:
+        raise UsageError(
+            f"{groups} replica groups on {world_size} processes leave nothing to shard over; "
+            f"use ddp, or at least {2 * groups} processes"
+        )
+    if groups == 1:
+        raise UsageError(
+            f"one replica group of {shards} processes is plain sharding; use fsdp2, or smaller "
+            "groups"
+        )
+    return groups
+
+
+def is_plain_sharding(*, groups: int, shards: int, world_size: int) -> bool:
+    """Whether a mesh, sizes as in `replica_groups`, is one group of all ranks, without replicas."""
+    return groups == 1 < shards == world_size
 
 
 def has_hybrid_groups(world_size: int) -> bool:
-    """Whether the ranks make up the shipped replica groups, each of at least two shards."""
+    """Whether the ranks of one machine make up replica groups, each of at least two shards."""
     return world_size % REPLICAS == 0 and world_size > REPLICAS
 
 
@@ -138,3 +182,23 @@ def check_precision(precision: Precision, device_type: str) -> None:
             f"precision '{precision}' is not available on device '{device_type}'; "
             f"available there: {', '.join(allowed)}"
         )
+
+
+def missing_engine(strategy: Strategy) -> str | None:
+    """Return what a strategy needs that is not installed, or None; DeepSpeed is an extra."""
+    if not strategy.startswith("zero") or find_spec("deepspeed") is not None:
+        return None
+    return (
+        f"strategy '{strategy}' needs DeepSpeed, which is not installed; "
+        "pip install scaling-toolkit[deepspeed]"
+    )
+
+
+def check_installed(strategy: Strategy) -> None:
+    """Refuse a strategy whose engine is not installed.
+
+    Raises:
+        UsageError: names the strategy and what to install.
+    """
+    if missing := missing_engine(strategy):
+        raise UsageError(missing)

@@ -3,12 +3,17 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.store import CheckpointStore, find_damage, read_manifest
 from toolkit.config import load_run_config
 from toolkit.errors import SaveError, UntrustedError, UsageError
+from toolkit.training.metrics import read_metrics
 from toolkit.training.run_folder import make_run_folder, sole_user
+
+if TYPE_CHECKING:
+    from toolkit.checkpoint.export import Exported
 
 
 def list_checkpoints(run: Path) -> Iterator[str]:
@@ -49,8 +54,8 @@ def verify_checkpoints(run: Path) -> tuple[list[str], list[str]]:
     return good, problems
 
 
-def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> Path:
-    """Write a checkpoint's weights for transformers; return the file.
+def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> "Exported":
+    """Write a checkpoint's weights for transformers, with its tokenizer and a model card.
 
     Args:
         run: a run folder.
@@ -62,31 +67,45 @@ def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> Path:
         UntrustedError: it is damaged.
         SaveError: the weights cannot be written.
     """
-    from toolkit.checkpoint.exchange import export
+    from toolkit.checkpoint.export import export
 
     folder = out or run / "export"
     checkpoints = run / "checkpoints"
     if folder.resolve().is_relative_to(checkpoints.resolve()):
         raise UsageError(f"{folder} is inside {checkpoints}, where nothing but checkpoints may be")
-    return export(_choose(run, step), folder)
+    checkpoint = _choose(run, step)
+    chosen = read_position(checkpoint).step
+    evaluations = [
+        record
+        for record in read_metrics(run / "metrics.jsonl")
+        if record["kind"] == "eval" and record["step"] == chosen
+    ]
+    return export(checkpoint, folder, evaluation=evaluations[-1] if evaluations else None)
 
 
 def import_weights(
-    weights: Path, config_file: Path, overrides: Sequence[str], *, trust: bool
+    weights: Path,
+    config_file: Path,
+    overrides: Sequence[str],
+    *,
+    trust: bool,
+    crop: bool = False,
 ) -> Path:
     """Make weights in transformers' layout the state that a run starts from; return it.
+
+    `trust` and `crop` are those of `read_weights`.
 
     Raises:
         UsageError: the weights are another model's, or the run has checkpoints of its own.
         UntrustedError: the weights cannot be trusted.
         SaveError: the state cannot be written.
     """
-    from toolkit.checkpoint.exchange import read_weights
+    from toolkit.checkpoint.import_weights import read_weights
     from toolkit.checkpoint.state import part_name
     from toolkit.checkpoint.tensors import Entry, write_tensors
 
     config = load_run_config(config_file, overrides)
-    tensors = read_weights(weights, config.model.sizes(), trust=trust)
+    tensors = read_weights(weights, config.model.sizes(), trust=trust, crop=crop)
     folder = make_run_folder(config)
     store = CheckpointStore(folder / "checkpoints")
     with sole_user(folder):

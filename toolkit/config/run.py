@@ -9,8 +9,8 @@ from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
     ModelConfig,
+    NamedPath,
     OptimizerConfig,
-    PathText,
     Section,
     TrainingConfig,
 )
@@ -35,7 +35,7 @@ class RunConfig(Section):
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
     """Fixes the initial weights, the data order and dropout."""
-    output_dir: PathText = "runs"
+    output_dir: NamedPath = "runs"
     """Folder that holds the run folders."""
     run_name: str = "run"
     """Name of the run folder; left out, the configuration file's name without its ending."""

@@ -55,8 +55,9 @@ def _expanded(path: str) -> str:
     return expanded
 
 
-PathText = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
-Paths = Annotated[tuple[PathText, ...], BeforeValidator(_as_texts)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+NamedPath = Annotated[NonEmpty, AfterValidator(_expanded)]
+Paths = Annotated[tuple[NamedPath, ...], BeforeValidator(_as_texts)]
 Steps = Annotated[int, Field(ge=0, le=_MAX_STEPS)]
 Tracker = Literal[
     "tensorboard",
@@ -223,8 +224,9 @@ class TrainingConfig(Section):
     """Validation sequences per evaluation; left out, all of data.val."""
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
-    checkpoint_every: Steps = 250
-    """Steps between checkpoints; 0 saves only when a signal ends the run."""
+    checkpoint_every: Steps | Literal["never"] = 250
+    """Steps between checkpoints; 0 saves only the last state; `never` not even that, unless a
+    signal ends the run."""
     check_replicas_every: Steps = 100
     """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)
@@ -244,6 +246,8 @@ class TrainingConfig(Section):
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
+    tracker_project: NonEmpty = "scaling-toolkit"
+    """The trackers' project, in which runs are laid over each other by run_name."""
 
     @field_validator("trackers")
     @classmethod

@@ -47,6 +47,7 @@ _NAMES = {
     "training.keep_last": "save_total_limit keep_latest_k max_to_keep save_top_k",
     "training.async_save": "async async_mode",
     "training.timeout_s": "timeout ddp_timeout",
+    "training.tracker_project": "wandb_project project project_name",
     "training.trackers": "report_to log_with logger wandb_log enable_wandb enable_tensorboard",
     "precision": "dtype bf16 fp16 fp32 amp mixed_precision mixed_precision_param torch_dtype",
     "seed": "random_seed data_seed manual_seed",

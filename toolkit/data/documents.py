@@ -32,8 +32,8 @@ class BadDocumentError(Exception):
 def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
     """Return the text files that `inputs` name, and how many other files were ignored.
 
-    Folders are searched to the bottom, in the order of the names; hidden files and folders are
-    passed over uncounted.
+    Folders are searched to the bottom, in the order of the names, linked ones as well, each once;
+    hidden files and folders are passed over uncounted.
 
     Raises:
         UsageError: an input doesn't exist or is of another kind, a folder cannot be read or holds
@@ -135,10 +135,17 @@ def _named(path: Path) -> Path:
 def _in_folder(folder: Path) -> tuple[list[Path], int]:
     files: list[Path] = []
     ignored = 0
-    for parent, folders, names in os.walk(folder, onerror=_refuse_folder):
+    searched: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
+        # A link may lead to a folder around it, or to one that is searched in its own place.
+        if (real := os.path.realpath(parent)) in searched:
+            folders.clear()
+            continue
+        searched.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
-        texts = [path for path in paths if _is_text(path)]
+        # A link to nothing may be a folder that is not mounted; its survey says what it is.
+        texts = [path for path in paths if _is_text(path) or not os.path.exists(path)]
         files += texts
         ignored += len(paths) - len(texts)
     if not files:

@@ -40,11 +40,16 @@ def temporary_name(path: Path) -> Path:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a small file under its temporary name, then `publish` it."""
+    write_aside(path, data)
+    publish(path)
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Have a small file on the disk under its temporary name."""
     with open(temporary_name(path), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    publish(path)
 
 
 def publish(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.shards import Shard, inspect_shard
-from toolkit.errors import UntrustedError
+from toolkit.errors import UntrustedError, UsageError
 
 INDEX_NAME = "index.json"
 # There from before the first shard until after the index: what an interrupted `prepare` left.
@@ -112,6 +112,19 @@ def read_index(folder: Path) -> Index | None:
     if text != index.to_json().encode():
         raise UntrustedError(f"{path}: changed since it was written")
     return index
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse a folder without an index where `prepare` has begun.
+
+    Raises:
+        UsageError: says what to do.
+    """
+    if (folder / MARKER_NAME).exists():
+        raise UsageError(
+            f"{folder}: `toolkit data prepare` was interrupted here or still runs; let it end or "
+            f"start it again"
+        )
 
 
 def check_shard(folder: Path, entry: ShardEntry) -> Shard:

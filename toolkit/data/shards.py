@@ -56,16 +56,17 @@ class Shard:
             found = np.fromfile(
                 self.path, _TOKEN, count=stop - start, offset=self.offset + start * TOKEN_BYTES
             )
+            if len(found) == stop - start:
+                return found
+            left = max(os.path.getsize(self.path) - self.offset, 0) // TOKEN_BYTES
         except OSError as error:
             raise UntrustedError(
                 f"{self.path}: cannot be read any more: {error.strerror}"
             ) from None
-        if len(found) != stop - start:
-            raise UntrustedError(
-                f"{self.path}: ends after {start + len(found)} tokens, but had {self.tokens} when "
-                f"it was opened; it was cut short meanwhile"
-            )
-        return found
+        raise UntrustedError(
+            f"{self.path}: ends after {left:,} tokens, but had {self.tokens:,} when it was opened; "
+            f"it was cut short meanwhile"
+        )
 
     def check_range(self, tokens: np.ndarray, *, start: int, vocab_size: int) -> None:
         """Refuse `tokens`, read from token `start` on, if one of them is no id of the vocabulary.
@@ -84,14 +85,17 @@ class Shard:
             f"the shard was made with another vocabulary{hint}"
         )
 
-    def scan(self, *, vocab_size: int) -> None:
-        """Read the whole file once and `check_range` it."""
+    def scan(self, *, vocab_size: int) -> int:
+        """Read the whole file once, `check_range` it and return the largest id."""
+        largest = 0
         for start, tokens in self._blocks():
             self.check_range(tokens, start=start, vocab_size=vocab_size)
+            largest = max(largest, int(tokens.max()))
+        return largest
 
     def largest(self) -> int:
         """Read the whole file once and return the largest id."""
-        return max(int(tokens.max()) for _, tokens in self._blocks())
+        return self.scan(vocab_size=2 ** (8 * TOKEN_BYTES))
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.tokens, _SCAN_TOKENS):

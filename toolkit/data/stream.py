@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.data.index import MARKER_NAME, check_shard, read_index, shard_files, unlisted_shards
+from toolkit.data.index import (
+    check_shard,
+    read_index,
+    refuse_unfinished,
+    shard_files,
+    unlisted_shards,
+)
 from toolkit.data.shards import Shard, inspect_shard
 from toolkit.errors import UntrustedError, UsageError
 
@@ -104,11 +110,7 @@ def _open(name: str, vocab_size: int) -> list[Shard]:
 def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
     index = read_index(folder)
     if index is None:
-        if (folder / MARKER_NAME).exists():
-            raise UsageError(
-                f"{folder}: `toolkit data prepare` was interrupted here or still runs; let it end "
-                f"or start it again"
-            )
+        refuse_unfinished(folder)
         return [_scanned(path, vocab_size) for path in _shards_of_one_split(folder)]
     shards = []
     for entry in index.shards:

@@ -1,5 +1,6 @@
-"""Compares a prepared folder with its index, byte for byte: `toolkit data verify`."""
+"""Compares shards with what can be known of them, byte for byte: `toolkit data verify`."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,12 @@ from toolkit.data.index import (
     ShardEntry,
     check_shard,
     read_index,
+    refuse_unfinished,
+    shard_files,
     unlisted_shards,
 )
+from toolkit.data.shards import Shard, inspect_shard
+from toolkit.data.vocabulary import VOCABULARY_SIZE
 from toolkit.errors import ToolkitError, UntrustedError, UsageError
 
 
@@ -29,24 +34,69 @@ class VerifiedShards:
         return f"{self.folder}: intact, {self.index.describe()}"
 
 
-def verify_shards(folder: str | Path) -> VerifiedShards:
-    """Read every shard of a prepared folder and compare it with `index.json`.
+@dataclass(frozen=True)
+class PlausibleShards:
+    """Shards without an index, of which nothing contradicts that GPT-2's tokens were written."""
+
+    folder: Path
+    shards: tuple[Shard, ...]
+    largest: int
+
+    @property
+    def summary(self) -> str:
+        """What was checked and what could not be, in a line each."""
+        layouts = Counter(shard.layout for shard in self.shards)
+        listed = ", ".join(f"{count:,} in {name}'s layout" for name, count in layouts.items())
+        tokens = sum(shard.tokens for shard in self.shards)
+        bare = "; nanoGPT's layout has no header, its tokens are counted by the size of the file"
+        return (
+            f"{self.folder}: {tokens:,} tokens in {len(self.shards):,} "
+            f"{'shard' if len(self.shards) == 1 else 'shards'} ({listed}), headers and sizes "
+            f"agree, largest id {self.largest:,} of GPT-2's {VOCABULARY_SIZE - 1:,}\n"
+            f"not checked: there is no {INDEX_NAME}, so neither hashes nor the list of shards, the "
+            f"vocabulary or the documents are known{bare if layouts['nanoGPT'] else ''}"
+        )
+
+
+def verify_shards(folder: str | Path) -> VerifiedShards | PlausibleShards:
+    """Read every shard of a folder and compare it with `index.json`.
+
+    Shards that llm.c, build-nanogpt or nanoGPT wrote have none; their headers, sizes and the range
+    of their ids are checked.
 
     Raises:
-        UsageError: the folder doesn't exist or has no index.
-        UntrustedError: one sentence per line for everything that is not as it was written.
+        UsageError: the folder doesn't exist, holds no shards, or `prepare` has not finished it.
+        UntrustedError: one sentence per line for everything that is not as it was written, or
+            cannot be what was.
     """
     folder = Path(folder)
-    index = read_index(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder of shards")
+    index = read_index(folder)
     if index is None:
-        raise UsageError(
-            f"{folder}: not a prepared folder, it has no {INDEX_NAME}; `toolkit data prepare` "
-            f"writes one at its end"
-        )
+        return _verify_unlisted(folder)
     problems = list(shard_problems(folder, index))
     if problems:
         raise UntrustedError("\n".join(problems))
     return VerifiedShards(folder, index)
+
+
+def _verify_unlisted(folder: Path) -> PlausibleShards:
+    refuse_unfinished(folder)
+    paths = shard_files(folder)
+    if not paths:
+        raise UsageError(f"{folder}: holds no {INDEX_NAME} and no shard (.bin or .npy)")
+    shards, largest, problems = [], 0, []
+    for path in paths:
+        try:
+            shard = inspect_shard(path)
+            largest = max(largest, shard.scan(vocab_size=VOCABULARY_SIZE))
+            shards.append(shard)
+        except ToolkitError as error:
+            problems.append(str(error))
+    if problems:
+        raise UntrustedError("\n".join(problems))
+    return PlausibleShards(folder, tuple(shards), largest)
 
 
 def shard_problems(folder: Path, index: Index) -> Iterator[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 VOCABULARY_NAME = "gpt2"
 VOCABULARY_SIZE = 50_257
 END_OF_TEXT = 50_256
+END_OF_TEXT_TOKEN = "<|endoftext|>"
 RANKS_FILE = Path(__file__).with_name("gpt2_vocabulary") / "r50k_base.tiktoken"
 # What tiktoken itself expects of the file: `tiktoken_ext/openai_public.py`, `r50k_base`.
 RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -35,14 +36,20 @@ def build_vocabulary(ranks_file: Path = RANKS_FILE) -> "tiktoken.Encoding":
     return tiktoken.Encoding(
         VOCABULARY_NAME,
         pat_str=r50k_pat_str,
-        mergeable_ranks=_read_ranks(ranks_file),
-        special_tokens={"<|endoftext|>": END_OF_TEXT},
+        mergeable_ranks=read_ranks(ranks_file),
+        special_tokens={END_OF_TEXT_TOKEN: END_OF_TEXT},
         explicit_n_vocab=VOCABULARY_SIZE,
     )
 
 
-def _read_ranks(path: Path) -> dict[bytes, int]:
-    """One line per token: its bytes in base64, a space and its rank, which is its id."""
+def read_ranks(path: Path = RANKS_FILE) -> dict[bytes, int]:
+    """Return the bytes of each token with its rank, which is its id, in the order of the ranks.
+
+    A line of the file is a token's bytes in base64, a space and its rank.
+
+    Raises:
+        UntrustedError: the file is missing or not OpenAI's.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:

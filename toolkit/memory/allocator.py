@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
-from toolkit.memory.calibration import calibrate, save_calibration
+from toolkit.memory.calibration import Measured, calibrate, save_calibration
 
 
 class Block(NamedTuple):
@@ -51,6 +51,7 @@ class MeasuredPeak:
         transport: on a CPU, the most that gloo held in buffers of its own at one time.
         reserved: on a GPU, the most that PyTorch held of the device, fragments included.
         device_total: on a GPU, what the device reports as used, with context and libraries.
+        device: on a GPU, its name.
     """
 
     bytes: int = 0
@@ -59,6 +60,7 @@ class MeasuredPeak:
     transport: int = 0
     reserved: int | None = None
     device_total: int | None = None
+    device: str = ""
 
     def on_device(self) -> dict[str, int]:
         """Return what there is beyond allocated bytes, under the names of `metrics.jsonl`."""
@@ -69,14 +71,21 @@ class MeasuredPeak:
             "device_memory_bytes": self.device_total,
         }
 
-    def keep_calibration(self) -> None:
-        """Let later estimates know what this GPU needs beyond allocated bytes."""
-        if self.reserved is not None and self.device_total is not None:
-            save_calibration(
-                calibrate(
-                    allocated=self.bytes, reserved=self.reserved, device_total=self.device_total
-                )
-            )
+    def keep_calibration(self, *, run: str, versions: dict[str, str]) -> None:
+        """Let later estimates know what this GPU needs beyond allocated bytes.
+
+        Args:
+            run: the folder of the run that was measured.
+            versions: of the packages that it ran with.
+        """
+        if self.reserved is None or self.device_total is None:
+            return
+        measured = Measured(
+            run=run, allocated_bytes=self.bytes, device=self.device, versions=versions
+        )
+        save_calibration(
+            calibrate(reserved=self.reserved, device_total=self.device_total, measured=measured)
+        )
 
 
 @contextmanager
@@ -97,6 +106,7 @@ def _measure_cuda(peak: MeasuredPeak, device: torch.device) -> Iterator[None]:
     peak.reserved = torch.cuda.max_memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
     peak.device_total = total - free
+    peak.device = torch.cuda.get_device_name(device)
 
 
 @contextmanager

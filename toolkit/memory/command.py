@@ -2,23 +2,21 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.backends.strategies import (
-    STRATEGIES,
-    Strategy,
-    has_hybrid_groups,
-    replicas_of,
-    supported_pairs,
-)
+from toolkit.backends.strategies import STRATEGIES, Accumulation, Strategy, check_precision
+from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
-from toolkit.memory.hardware import find_gpu, in_gib, load_gpus
-from toolkit.memory.report import Row, as_json, estimate_row, max_micro_batch, print_table
-from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
+from toolkit.memory.calibration import Calibration, load_calibrations
+from toolkit.memory.hardware import Gpu, find_gpu, in_gib, load_gpus
+from toolkit.memory.largest import StepTokens, largest_micro_batch
+from toolkit.memory.report import Row, as_json, estimate_row, print_table
+from toolkit.memory.rows import Ranks, build_rows
+from toolkit.memory.settings import Device, StepSettings
 from toolkit.memory.states import checkpoint_bytes
 
 TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
@@ -38,7 +36,7 @@ class Question:
         short: options that stand for overrides: `section.key=value` to what was written.
         overrides: `section.key=value`, on top of the file or of the defaults.
         strategies: which rows; None for all that the method can answer for.
-        world_size: ranks; `single` is one in any case.
+        ranks: how many; `single` is one in any case.
         largest: whether to look for the largest micro-batch on `gpu`.
         method: `formula` or `trace`.
         changes: fields of `StepSettings` that no run configuration has, where they are not to be
@@ -49,7 +47,7 @@ class Question:
     short: Mapping[str, str]
     overrides: Sequence[str]
     strategies: Sequence[Strategy] | None
-    world_size: int
+    ranks: Ranks
     device: Device
     gpu: str | None
     largest: bool
@@ -65,6 +63,18 @@ class Question:
             return self.strategies
         return TRACED if self.method == "trace" else STRATEGIES
 
+    @property
+    def wants_one_mode(self) -> bool:
+        """Whether an override names an accumulation mode; a file's own does not hide the others."""
+        return any(word.partition("=")[0].strip() == "accumulation" for word in self.overrides)
+
+    def tokens_of(self, config: RunConfig) -> StepTokens:
+        """Return the tokens of a step: fixed where a run was given, with its default or its own."""
+        is_given = "tokens_per_step" in config.batch.model_fields_set
+        return StepTokens(
+            wanted=config.batch.tokens_per_step, is_fixed=is_given or self.config_file is not None
+        )
+
 
 def estimate(question: Question) -> None:
     """Answer and print.
@@ -73,33 +83,120 @@ def estimate(question: Question) -> None:
         UsageError: a value is wrong, or no row is left.
     """
     _check(question)
-    gpus = load_gpus() if question.gpu is None else [find_gpu(question.gpu)]
+    gpus = _gpus(question)
     config = _load(question)
-    steps = build_settings(config, question)
-    rows = [_row(settings, question.method) for settings in steps]
-    if question.largest:
-        rows = [replace(row, largest=max_micro_batch(row.settings, gpus[0])) for row in rows]
+    check_precision(config.precision, question.device)
+    tokens = question.tokens_of(config)
+    accumulation: Accumulation | None = config.accumulation if question.wants_one_mode else None
+    chosen = build_rows(
+        config,
+        tokens,
+        question.ranks,
+        asked=question.asked,
+        accumulation=accumulation,
+        device=question.device,
+    )
+    steps = [replace(settings, **question.changes) for settings in chosen.settings]
+    for reason in chosen.left_out:
+        _note(f"left out: {reason}")
     if question.method == "trace" and question.strategies is None:
         untraced = ", ".join(name for name in STRATEGIES if name not in TRACED)
-        print(f"not traced: {untraced}, which need real tensors", file=sys.stderr)
+        _note(f"not traced: {untraced}, which need real tensors")
+    for assumption in _assumptions(steps, tokens):
+        _note(assumption)
+    rows = [_row(settings, question.method) for settings in steps]
+    if question.largest:
+        rows = [
+            replace(row, largest=largest_micro_batch(row.settings, tokens, gpus[0])) for row in rows
+        ]
     parameters = config.model.sizes().parameter_count
     checkpoint = checkpoint_bytes(parameters, adam=config.optimizer.name == "adamw")
     if question.plot is not None:
         from toolkit.memory.plot import plot_step
 
-        print(f"drawn in {plot_step(steps[0], question.plot)}", file=sys.stderr)
+        _note(f"drawn in {plot_step(steps[0], question.plot)}")
     if question.as_json:
         print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
         return
-    first = steps[0]
-    print(
-        f"{parameters:,} parameters, {first.micro_batch_size} x {first.seq_len} tokens a "
-        f"micro-step, {first.precision} on {first.device}; allocated bytes per rank at the peak"
-    )
+    for line in _header(rows):
+        print(line)
     print_table(rows, gpus)
+    for calibration in dict.fromkeys(gpu.calibration for gpu in gpus):
+        print(f"fits: {calibration.describe()}")
     print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
     if any(s.compile for s in steps):
         print(_compile_line(question))
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _gpus(question: Question) -> list[Gpu]:
+    """The GPUs that are judged; a run on CPUs has none."""
+    if question.device == "cpu":
+        return []
+    try:
+        calibrations = load_calibrations()
+    except UsageError as error:
+        _note(f"warning: {error}; until then: {Calibration().describe()}")
+        calibrations = {}
+    if question.gpu is None:
+        return load_gpus(calibrations)
+    return [find_gpu(question.gpu, calibrations)]
+
+
+def _assumptions(steps: Sequence[StepSettings], tokens: StepTokens) -> Iterator[str]:
+    """A step that no run could cut like this is still answered for."""
+    for step in {settings.world_size: settings for settings in steps}.values():
+        plan = _plan(step)
+        if not tokens.is_fixed or plan.tokens_per_step == tokens.wanted:
+            continue
+        yield (
+            f"batch.tokens_per_step {tokens.wanted:,} cannot be cut into micro-steps of "
+            f"{plan.tokens_per_wave:,} tokens on {step.world_size:,} ranks, so no run starts like "
+            f"this; assumed is {plan.describe()}, since memory hardly depends on the number of "
+            "micro-steps beyond two"
+        )
+        if not tokens.micro_batches(seq_len=step.seq_len, world_size=step.world_size):
+            yield f"no batch.micro_batch_size cuts it on {step.world_size:,} ranks"
+
+
+def _plan(step: StepSettings) -> BatchPlan:
+    wave = step.micro_batch_size * step.seq_len * step.world_size
+    return BatchPlan(
+        tokens_per_step=step.grad_accum_steps * wave,
+        seq_len=step.seq_len,
+        micro_batch_size=step.micro_batch_size,
+        world_size=step.world_size,
+    )
+
+
+def _header(rows: Sequence[Row]) -> Iterator[str]:
+    """What all rows have in common, and how a step is cut on each number of ranks."""
+    first = rows[0].settings
+    yield (
+        f"{first.sizes.parameter_count:,} parameters, {first.precision} on {first.device}; "
+        "allocated bytes per rank at the peak"
+    )
+    steps = {row.settings.world_size: row.settings for row in rows}
+    for world_size in sorted(steps, reverse=True):
+        yield _plan(steps[world_size]).describe()
+    if equal := _with_equal_modes(rows):
+        yield (
+            f"one micro-step per step accumulates nothing: the modes of {', '.join(equal)} take "
+            "the same memory; they differ with a larger batch.tokens_per_step or a smaller "
+            "micro-batch"
+        )
+
+
+def _with_equal_modes(rows: Sequence[Row]) -> list[Strategy]:
+    """Strategies whose modes cannot differ, for want of a second micro-step."""
+    peaks: dict[Strategy, list[int]] = {}
+    for row in rows:
+        if row.settings.grad_accum_steps == 1:
+            peaks.setdefault(row.settings.strategy, []).append(row.peak)
+    return [name for name, found in peaks.items() if len(found) > 1 and len(set(found)) == 1]
 
 
 def _check(question: Question) -> None:
@@ -114,6 +211,8 @@ def _check(question: Question) -> None:
             f"--method trace runs the loop's own step; {', '.join(question.changes)} cannot be "
             "changed in it, leave it out or use --method formula"
         )
+    if question.gpu is not None and question.device == "cpu":
+        raise UsageError(f"--gpu {question.gpu}: with --device cpu there is no GPU to fit")
     if question.largest and question.gpu is None:
         raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
     for name, strategies in _ONLY_FOR.items():
@@ -129,7 +228,9 @@ def _row(settings: StepSettings, method: str) -> Row:
         return estimate_row(settings)
     from toolkit.memory.trace import trace_row
 
-    return trace_row(settings)
+    ranks = f"{settings.world_size:,} {'rank' if settings.world_size == 1 else 'ranks'}"
+    words = f"{settings.strategy} {settings.accumulation} on {ranks}"
+    return trace_row(settings, lambda step: _note(f"tracing {words}, step {step} of 2"))
 
 
 def _checkpoint_line(size: int, ranks: int) -> str:
@@ -170,42 +271,3 @@ def _from_overrides(overrides: Sequence[str]) -> RunConfig:
             return load_run_config(empty, overrides)
         except UsageError as error:
             raise UsageError(str(error).replace(f"{empty}: ", "")) from None
-
-
-def build_settings(config: RunConfig, question: Question) -> list[StepSettings]:
-    """Return the settings of every row; the accumulation modes are all shown.
-
-    Raises:
-        UsageError: nothing is left, or the model is beyond any machine.
-    """
-    parameters = config.model.sizes().parameter_count
-    if parameters > MAX_PARAMETERS:
-        raise UsageError(f"the model has {parameters:,} parameters; at most {MAX_PARAMETERS:,}")
-    found = []
-    for strategy, accumulation in supported_pairs():
-        world_size = 1 if strategy == "single" else question.world_size
-        impossible = strategy == "hsdp" and not has_hybrid_groups(world_size)
-        if strategy not in question.asked or impossible:
-            continue
-        settings = settings_of_run(
-            _whole_waves(config, world_size),
-            strategy,
-            world_size=world_size,
-            replicas=replicas_of(strategy),
-            device=question.device,
-            accumulation=accumulation,
-        )
-        found.append(replace(settings, **question.changes))
-    if not found:
-        raise UsageError(f"none of {', '.join(question.asked)} runs on {question.world_size} ranks")
-    return found
-
-
-def _whole_waves(config: RunConfig, world_size: int) -> RunConfig:
-    """Round a default global batch to whole waves; one that was given is held to as it is."""
-    if "tokens_per_step" in config.batch.model_fields_set:
-        return config
-    wave = config.batch.micro_batch_size * config.data.seq_len * world_size
-    tokens = max(1, config.batch.tokens_per_step // wave) * wave
-    batch = config.batch.model_copy(update={"tokens_per_step": tokens})
-    return config.model_copy(update={"batch": batch})

@@ -1,14 +1,24 @@
-"""GPUs and their memory, from `hardware.csv` beside this file, which names its sources."""
+"""GPUs and the memory that PyTorch finds on them, from `hardware.csv`, which names its sources.
+
+A device reports less than it is sold with: the driver keeps some, and error correction a sixteenth
+of what has no memory of its own for it. Devices of one name differ by up to half a percent; the
+lowest that was found stands in the table.
+"""
 
 import csv
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import UsageError
-from toolkit.memory.calibration import Calibration, load_calibration
+from toolkit.memory.calibration import Calibration
 
 GIB = 2**30
+_UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+# Words of a name that tell no GPU from another.
+_VENDOR = r"nvidia|geforce|quadro|tesla|rtx|amd|instinct|generation|(?<=\d)gb|[^a-z0-9]"
 
 
 def in_gib(size: int) -> str:
@@ -18,40 +28,57 @@ def in_gib(size: int) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device; `memory_bytes` counts a vendor's GB as GiB, as GPUs are sold."""
+    """A device; `reported_as` are the names that `nvidia-smi` and PyTorch print for it."""
 
     name: str
     memory_bytes: int
     calibration: Calibration
+    reported_as: tuple[str, ...] = ()
 
     def holds(self, allocated: int) -> bool:
         """Whether a peak of allocated bytes fits, with context and fragmentation allowed for."""
         return self.calibration.device_bytes(allocated) <= self.memory_bytes
 
 
-def load_gpus() -> list[Gpu]:
-    """Return the known GPUs, the smallest first; forms of equal memory are one."""
+def load_gpus(calibrations: Mapping[str, Calibration] | None = None) -> list[Gpu]:
+    """Return the known GPUs, the smallest first, each with its calibration where there is one.
+
+    Args:
+        calibrations: by the name that PyTorch gives a GPU.
+    """
     with Path(__file__).with_name("hardware.csv").open() as file:
-        sizes = {row["gpu"]: int(row["memory_gb"]) * GIB for row in csv.DictReader(file)}
-    calibration = load_calibration()
-    gpus = [Gpu(name, size, calibration) for name, size in sizes.items()]
+        gpus = list(_gpus(csv.DictReader(file), calibrations or {}))
     return sorted(gpus, key=lambda gpu: gpu.memory_bytes)
 
 
-def find_gpu(name: str) -> Gpu:
-    """Return a GPU by name, whatever its case, spaces and dashes.
+def _gpus(rows: "csv.DictReader[str]", calibrations: Mapping[str, Calibration]) -> Iterator[Gpu]:
+    for row in rows:
+        names = tuple(name for name in row["reported_as"].split(";") if name)
+        measured = next((calibrations[name] for name in names if name in calibrations), None)
+        size = round(float(row["memory_gib"]) * GIB)
+        yield Gpu(row["gpu"], size, measured or Calibration(), names)
+
+
+def find_gpu(name: str, calibrations: Mapping[str, Calibration] | None = None) -> Gpu:
+    """Return a GPU by a name of its own or one that is reported, or a size such as `24GiB`.
+
+    Case, spaces, dashes and the vendor's words do not matter.
 
     Raises:
         UsageError: there is no such GPU in the table; the nearest names are given.
     """
-    known = {_plain(gpu.name): gpu for gpu in load_gpus()}
-    if _plain(name) in known:
-        return known[_plain(name)]
-    starting = [gpu.name for key, gpu in known.items() if key.startswith(_plain(name))]
-    near = [known[key].name for key in get_close_matches(_plain(name), known, n=2)]
-    names = ", ".join(starting or near or [gpu.name for gpu in known.values()])
-    raise UsageError(f"--gpu: unknown '{name}'; there are {names}")
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?([gm]i?b)", name.strip().lower()):
+        return Gpu(name, round(float(size[1]) * _UNITS[size[2]]), Calibration())
+    gpus = load_gpus(calibrations)
+    known = {_plain(spelling): gpu for gpu in gpus for spelling in (*gpu.reported_as, gpu.name)}
+    plain = _plain(name)
+    if plain in known:
+        return known[plain]
+    starting = [gpu.name for gpu in gpus if plain and _plain(gpu.name).startswith(plain)]
+    near = [known[key].name for key in get_close_matches(plain, known, n=3)]
+    names = ", ".join(dict.fromkeys(starting or near or [gpu.name for gpu in gpus]))
+    raise UsageError(f"--gpu: unknown '{name}'; there are {names}, or give a size such as 24GiB")
 
 
 def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return re.sub(_VENDOR, "", name.lower())

@@ -1,7 +1,7 @@
 """`toolkit estimate`: rows for every strategy and mode, as a table, as JSON and as a picture."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.config.sections import MAX_MICRO_BATCH
@@ -42,6 +42,8 @@ class Row:
             "strategy": settings.strategy,
             "accumulation": settings.accumulation,
             "world_size": settings.world_size,
+            "replica_groups": settings.replicas,
+            "group_size": settings.shards,
             "micro_batch_size": settings.micro_batch_size,
             "seq_len": settings.seq_len,
             "grad_accum_steps": settings.grad_accum_steps,
@@ -64,26 +66,6 @@ def estimate_row(settings: StepSettings) -> Row:
     return Row(settings, peak.parts, peak.total, peak.moment, least=peak.least)
 
 
-def max_micro_batch(settings: StepSettings, gpu: Gpu) -> int:
-    """Return the largest micro-batch that fits, 0 if none does.
-
-    It is `MAX_MICRO_BATCH`, the most that a run configuration takes, where that fits.
-    """
-
-    def fits(size: int) -> bool:
-        return gpu.holds(estimate_peak(replace(settings, micro_batch_size=size)).total)
-
-    if fits(MAX_MICRO_BATCH):
-        return MAX_MICRO_BATCH
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def describe_parts(parts: dict[Part, int]) -> str:
     """Return the parts in GiB, the largest first, as one line."""
     ordered = sorted(((size, part) for part, size in parts.items() if size), reverse=True)
@@ -97,6 +79,7 @@ def as_json(rows: Sequence[Row], gpus: Sequence[Gpu], checkpoint: int) -> dict[s
         "model": asdict(sizes),
         "parameters": sizes.parameter_count,
         "checkpoint_bytes": checkpoint,
+        "fits_assumes": {gpu.name: gpu.calibration.model_dump() for gpu in gpus},
         "rows": [row.as_json(gpus) for row in rows],
     }
 
@@ -106,7 +89,7 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
 
     Args:
         rows: what to show.
-        gpus: for the column of the smallest that fits, or of the one asked about.
+        gpus: for the column of the smallest that fits, or of the one asked about; none, no column.
     """
     from rich.console import Console
     from rich.table import Table
@@ -121,7 +104,8 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
     table.add_column("GiB", justify="right")
     table.add_column("peak at")
     table.add_column("", no_wrap=True)
-    table.add_column("fits" if len(gpus) == 1 else "fits from")
+    if gpus:
+        table.add_column("fits" if len(gpus) == 1 else "fits from")
     if any(row.largest is not None for row in rows):
         table.add_column("largest micro-batch", justify="right")
     highest = max(row.peak for row in rows)
@@ -130,8 +114,8 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
         for part in PARTS:
             bar.append(_LETTERS[part] * round(28 * row.parts[part] / highest), colours[part])
         settings = row.settings
-        cells: list[Any] = [settings.strategy, settings.accumulation, row.gib]
-        cells += [row.moment or "", bar, _fits(row.peak, gpus)]
+        cells: list[Any] = [_name(settings), settings.accumulation, row.gib, row.moment or "", bar]
+        cells += [_fits(row.peak, gpus)] if gpus else []
         table.add_row(*cells, *([] if row.largest is None else [_at_least(row.largest)]))
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
     console.print(table)
@@ -147,6 +131,11 @@ _LETTERS: dict[Part, str] = {
     "communication": "C",
     "other": "x",
 }
+
+
+def _name(settings: StepSettings) -> str:
+    groups = f" {settings.replicas} x {settings.shards}" if settings.replicas > 1 else ""
+    return f"{settings.strategy}{groups}"
 
 
 def _fits(peak: int, gpus: Sequence[Gpu]) -> str:

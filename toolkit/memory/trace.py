@@ -50,8 +50,13 @@ _PARTS: tuple[tuple[str, Part], ...] = (
 )
 
 
-def trace_row(settings: StepSettings) -> Row:
-    """Trace two steps of a strategy without a reducer of its own; return the second one's peak."""
+def trace_row(settings: StepSettings, begin_step: Callable[[int], None] = lambda step: None) -> Row:
+    """Trace two steps of a strategy without a reducer of its own; return the second one's peak.
+
+    Args:
+        settings: what is traced.
+        begin_step: called with 1 and 2 as the steps begin; a large model takes minutes.
+    """
     sharded = settings.strategy != "single"
     if sharded:
         dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=FakeStore())
@@ -59,7 +64,7 @@ def trace_row(settings: StepSettings) -> Row:
         # The mesh reads its ranks' numbers, which fake tensors do not have.
         mesh = _mesh(settings) if sharded else None
         with FakeTensorMode():
-            snapshot = _trace(settings, mesh)
+            snapshot = _trace(settings, mesh, begin_step)
     finally:
         if sharded:
             dist.destroy_process_group()
@@ -74,7 +79,7 @@ def _mesh(settings: StepSettings) -> Any:
     return init_device_mesh("cpu", (settings.world_size,))
 
 
-def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
+def _trace(settings: StepSettings, mesh: Any, begin_step: Callable[[int], None]) -> dict[Any, int]:
     engine = _build_engine(settings, mesh)
     # Tokens and targets of the whole step, which lie in memory though a few are walked.
     shape = (settings.grad_accum_steps, 2, settings.micro_batch_size, settings.seq_len)
@@ -87,7 +92,8 @@ def _trace(settings: StepSettings, mesh: Any) -> dict[Any, int]:
         tracker.track_inputs((batches,))
     micro_batches = [(tokens, targets) for tokens, targets in batches[:WALKED_MICRO_STEPS]]
     engine.accelerator.after_backward = tracker.reset_mod_stats
-    for _ in range(2):
+    for step in (1, 2):
+        begin_step(step)
         with tracker:
             train_step(engine, micro_batches, lr=1e-3)
         snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]

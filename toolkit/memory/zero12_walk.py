@@ -1,5 +1,6 @@
 """ZeRO stages 1 and 2: parameters whole, optimizer state in parts."""
 
+from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET
 from toolkit.backends.held_gradients import whole_tensors
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
@@ -21,9 +22,9 @@ class Zero1Bf16Walk(ZeroWalk):
         self.ledger.touch("gradients", 4 * self.largest)
 
     def step(self) -> None:
-        """Reduce all sums in one flat copy (up to DeepSpeed's 5e8 elements), then update."""
+        """Reduce all sums in flat copies of 5e8 elements at most, then update."""
         self.ledger.at("optimizer step")
-        self.ledger.touch("communication", 4 * min(self.parameters, 500_000_000))
+        self.ledger.touch("communication", 4 * min(self.parameters, DEEPSPEED_BUCKET))
         self._update_owned()
         self.ledger.drop("gradients", self.c * self.parameters)
 
@@ -31,7 +32,7 @@ class Zero1Bf16Walk(ZeroWalk):
 class Zero12Walk(ZeroWalk):
     """Stage 2, and stage 1 in fp32 and fp16.
 
-    Gradients are reduced through a bucket of b = P / 8 elements, in the width computed with, which
+    Gradients are reduced through a bucket of b elements, in the width computed with, which
     each moves into in turn; in stage 1 the bucket is fp32. A gradient of more than b elements is
     reduced where it is. What is reduced for several ranks at once is made one flat copy first, of
     at most b elements and one more rank's part, and low precision is cast to fp32 beside it.
@@ -39,6 +40,9 @@ class Zero12Walk(ZeroWalk):
     In fp16 and bf16 the results are added to the part's fp32 sums, made by the first reduction of a
     window. In fp32 all tensors that lie in the part are copied out of the bucket, anew in every
     micro-step that reduces, and then added to those of the micro-steps before.
+
+    Where all matrices are larger than the bucket, as in blocks wider than 7,900, a run of 4 ranks
+    took 1.0 % (bf16) and 1.5 % (fp32) more than this says, coalesced 7.0 % less.
 
     Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
     and of them first the token embedding.
@@ -53,6 +57,12 @@ class Zero12Walk(ZeroWalk):
         self.part = self._part(is_matrix=True)
         self.sums = 0 if settings.offload_optimizer else 4 * self._summed()
         self.has_sums = False
+        # In low precision stage 2 leaves a gradient too large for the bucket on the parameter until
+        # all is reduced, on the ranks whose part it touches (read in `reduce_ipg_grads`).
+        leaves = self.c == 2 and not self.stage_1
+        self.may_stay = leaves and whole_tensors(
+            settings.sizes, settings.world_size, above=self.bucket
+        )
         self.left = 0
 
     def _summed(self) -> int:
@@ -90,7 +100,7 @@ class Zero12Walk(ZeroWalk):
         self._reduce()
         if self.c == 4 and not self.keeps_all:
             self._add_to_earlier()
-        self.ledger.drop("gradients", self.left)
+        self.ledger.drop("gradients", self.held * self.left)
         self.ledger.drop("communication", self.staged * self.bucket)
         self.left = 0
 
@@ -119,11 +129,10 @@ class Zero12Walk(ZeroWalk):
         self.ledger.touch("communication", self._copies(elements, alone=alone))
         if self.c == 4:
             self._make_sums()
-        if alone and self.c == 2 and not self.stage_1:
-            # The rank that it belongs to leaves it on the parameter until all is reduced.
-            self.left += self.held * elements
-        elif alone:
-            self.ledger.drop("gradients", self.held * elements)
+        if alone:
+            stays = min(elements, self.may_stay - self.left)
+            self.left += stays
+            self.ledger.drop("gradients", self.held * (elements - stays))
 
     def _copies(self, elements: int, *, alone: bool) -> int:
         """Bytes that a reduction allocates: a flat copy, and its cast."""

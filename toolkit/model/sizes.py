@@ -26,7 +26,14 @@ PRESETS: dict[Preset, Shape] = {
 # GPT-2's byte-pair vocabulary, and the same padded to a multiple of 64, which matrix units like.
 GPT2_VOCAB_SIZE = 50_257
 PADDED_VOCAB_SIZE = 50_304
+# To a multiple of 1,024, as 128 for each of 8 ranks of tensor parallelism: more is not padding.
+_MOST_PADDED_VOCAB_SIZE = 51_200
 GPT2_BLOCK_SIZE = 1_024
+
+
+def is_gpt2_vocabulary(rows: int) -> bool:
+    """Whether so many rows are GPT-2's vocabulary, padded or not."""
+    return GPT2_VOCAB_SIZE <= rows <= _MOST_PADDED_VOCAB_SIZE
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
+from toolkit.training.agreement import agree, collect_facts
 from toolkit.training.batches import build_batches, build_val, plan_run
 from toolkit.training.optimizer import build_optimizer
 
@@ -47,8 +48,8 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     """Check the data, join the processes, build the model and wrap it.
 
     Raises:
-        UsageError: the batch, the data or the launch does not fit the configuration, or what was
-            asked is not in force.
+        UsageError: the batch, the data or the launch does not fit the configuration, the ranks are
+            not about to train the same, or what was asked is not in force.
     """
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
@@ -57,6 +58,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         check_compiler()
     timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
     device = start_process_group(launched, timeout=timeout)
+    may_differ = _compare_ranks(config, launched, batches, val, device)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
     groups = [
@@ -76,8 +78,24 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         project_dir=str(folder),
     )
     checked = check_in_force(engine, precision=config.precision, tied=TIED)
-    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
+    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked), *may_differ]
     return Run(config, plan, batches, val, batches.dataset.stream.fingerprint(), engine, facts)
+
+
+def _compare_ranks(
+    config: RunConfig,
+    launched: Launched,
+    batches: GlobalBatches,
+    val: TokenDataset | None,
+    device: torch.device,
+) -> list[str]:
+    """Compare what the ranks are about to train with; return what may differ and does."""
+    if launched.world_size == 1:
+        return []
+    streams = {"data.train": batches.dataset.stream}
+    if val is not None:
+        streams["data.val"] = val.stream
+    return agree(collect_facts(config, launched, streams, device), device)
 
 
 def build_model(config: RunConfig) -> GPT2:

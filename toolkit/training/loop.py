@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
 from toolkit.training.read_ahead import ReadAhead
 from toolkit.training.report import RunReport
+from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
@@ -115,7 +116,7 @@ class Loop:
         if self.peak_memory_bytes:
             self.say(comparison_after(self.estimate, self.peak_memory_bytes))
         if self.engine.rank == 0 and self.last_peak is not None:
-            self.last_peak.keep_calibration()
+            self.last_peak.keep_calibration(run=str(self.folder), versions=package_versions())
 
     def _train_to(self, last: int) -> None:
         training = self.config.training
@@ -132,7 +133,7 @@ class Loop:
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
                     self.report.tell(record, line)
-            if _due(self.step, training.checkpoint_every, last):
+            if _saves(self.step, training.checkpoint_every, last):
                 self._save_new()
             elif not writing:
                 self.saving.finish()
@@ -278,6 +279,11 @@ class Loop:
 
 def _due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
+
+
+def _saves(step: int, every: int | Literal["never"], last: int) -> bool:
+    """The last state is saved however often the others are: a run is for its weights."""
+    return every != "never" and (step == last or _due(step, every, last))
 
 
 def _seed_dropout(seed: int, step: int, rank: int) -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 
 from toolkit.config import RunConfig, dump_run_config
 from toolkit.errors import UsageError
+from toolkit.shipped import IS_INSTALLED
 
 _EARLIER = ".summary_before.json"
 _PACKAGES = (
@@ -29,8 +30,12 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide what is computed and written."""
-    return {name: metadata.version(name) for name in _PACKAGES}
+    """Return the versions of those installed packages that decide what is computed."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def run_folder(config: RunConfig) -> Path:
@@ -186,6 +191,9 @@ def _as_json(value: dict[str, Any]) -> str:
 
 def git_state() -> dict[str, Any] | None:
     """Commit of the code and whether it was changed, or None where it is no checkout."""
+    # The repository around an installed package is somebody else's.
+    if IS_INSTALLED:
+        return None
     root = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

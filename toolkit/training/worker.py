@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toolkit.backends.launched import Launched, find_launch_file, leave_to_the_run, read_launch
+from toolkit.backends.strategies import check_installed
 from toolkit.check import check_launched
 from toolkit.config import RunConfig, dotted_values, load_run_config, notes_on
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
+from toolkit.home import expand_words
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
@@ -44,11 +46,13 @@ def main(arguments: Sequence[str]) -> int:
         "--strict", action="store_true", help="refuse to pass over a damaged checkpoint"
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(expand_words(arguments))
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = load_run_config(options.config, options.overrides)
-        launched, notes = check_launched(config, read_launch(os.environ), find_launch_file())
+        launched = read_launch(os.environ)
+        check_installed(launched.strategy)
+        launched, notes = check_launched(config, launched, find_launch_file())
         launch = {**launched.describe(), "notes": [*notes_on(config, options.overrides), *notes]}
         leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
         folder = make_run_folder(config)
@@ -103,7 +107,9 @@ def _train(
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
                 is_first = write_first_summary(folder, summary)
-                is_said = not is_first and read_summary(folder) == summary
+                # Each machine has a console of its own.
+                is_repeated = not is_first and read_summary(folder) == summary
+                is_said = is_repeated and launched.local_rank > 0
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
@@ -160,7 +166,11 @@ def _run(
             loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
             if launched.rank == 0:
                 write_description(folder, config, launch, _devices(run.engine.device))
-            run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
+            run.engine.accelerator.init_trackers(
+                config.training.tracker_project,
+                config=_for_trackers(config),
+                init_kwargs=_run_names(config),
+            )
             try:
                 loop.fit()
             finally:
@@ -231,7 +241,7 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
     sizes = config.model.sizes()
     return [
         f"run        {folder}",
-        f"strategy   {launched.strategy}, accumulation {config.accumulation}, "
+        f"strategy   {launched.strategy}{_groups(launched)}, accumulation {config.accumulation}, "
         f"{launched.world_size} x {run.engine.device.type}, backend {backend}",
         f"model      {sizes.parameter_count:,} parameters, {config.precision}",
         f"batch      {run.plan.describe()}",
@@ -241,12 +251,23 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
     ]
 
 
+def _groups(launched: Launched) -> str:
+    shards = launched.world_size // launched.replicas
+    return f" in {launched.replicas} groups of {shards}" if launched.replicas > 1 else ""
+
+
 def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
     """Return `section.key` to value, as trackers want it; what is no number becomes text."""
     return {
         key: value if isinstance(value, int | float) else str(value)
         for key, value in dotted_values(config.model_dump()).items()
     }
+
+
+def _run_names(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return what tells each tracker the run's name, in that tracker's own word."""
+    words = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
+    return {tracker: {word: config.run_name} for tracker, word in words.items()}
 
 
 def _devices(device: Any) -> dict[str, Any]:
@@ -283,3 +304,7 @@ def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
         sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

@@ -67,20 +67,26 @@ def verify(
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(verdicts, controls, others)
+        print_tables(verdicts, controls, others)
     return 0 if report["ok"] else NOT_EQUAL
 
 
-def _print(verdicts: list[Verdict], controls: list[Caught], others: dict[Arm, str]) -> None:
+def print_tables(verdicts: list[Verdict], controls: list[Caught], others: dict[Arm, str]) -> None:
+    """Print what was found, a line for each arm that was not run, and how many cases are equal."""
     console = Console(width=None if Console().is_terminal else 200)
     if verdicts:
         console.print(build_table(verdicts))
     if controls:
         console.print(build_controls_table(controls))
     for arm, reason in others.items():
-        console.print(f"{arm.strategy} on {arm.world_size}: {reason}", highlight=False)
+        line = f"{arm.strategy} on {arm.world_size}: {reason}"
+        console.print(line, highlight=False, markup=False)
     equal = sum(not verdict.problems for verdict in verdicts)
-    console.print(f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding")
+    console.print(
+        f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding"
+        if verdicts
+        else "no case was judged"
+    )
     if controls:
         caught = sum(control.by is not None for control in controls)
         console.print(f"{caught} of {len(controls)} faults put in on purpose are caught")

@@ -14,7 +14,7 @@ from typing import Any
 from toolkit.backends.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
 from toolkit.model.sizes import ModelSizes
-from toolkit.train import find_launch_file
+from toolkit.shipped import find_launch_file
 from toolkit.verify import arm
 from toolkit.verify.cases import Case
 from toolkit.verify.outcome import Outcome, read_outcome
@@ -79,7 +79,8 @@ def launch(
         ArmError: it failed.
         HangError: it did not finish in time; the whole process group has been ended.
     """
-    command: list[Any] = [Path(sys.executable).with_name("accelerate"), "launch"]
+    # As a module, since the program need not lie beside this interpreter.
+    command: list[Any] = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     command += ["--config_file", find_launch_file(strategy), "--num_processes", str(world_size)]
     with tempfile.TemporaryDirectory() as empty:
         # A person's own `accelerate config` must not leak into a proof.

@@ -10,14 +10,14 @@ from toolkit.backends.strategies import (
     Accumulation,
     Precision,
     Strategy,
-    has_hybrid_groups,
+    missing_engine,
 )
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, UsageError
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
 from toolkit.verify.controls import CASE, CONTROLS, Control
 from toolkit.verify.launch import Result, run_arm
-from toolkit.verify.verdict import Arm, Verdict, judge
+from toolkit.verify.verdict import Arm, Verdict, judge, launched_replicas
 
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
@@ -48,11 +48,15 @@ class ArmReport:
 
 
 def not_run(arm: Arm) -> str | None:
-    """Return why an arm cannot exist, or None if it can."""
+    """Return why an arm cannot exist here, or None if it can."""
+    if missing := missing_engine(arm.strategy):
+        return missing
     if arm.strategy == "single" and arm.world_size != 1:
         return "one process is one process"
-    if arm.strategy == "hsdp" and not has_hybrid_groups(arm.world_size):
-        return f"{REPLICAS} replica groups of at least 2 shards need 4 processes or more"
+    try:
+        launched_replicas(arm.strategy, arm.world_size)
+    except UsageError as error:
+        return str(error)
     if SEQUENCES_PER_STEP % arm.world_size:
         return f"{SEQUENCES_PER_STEP} sequences do not divide by {arm.world_size} processes"
     return None

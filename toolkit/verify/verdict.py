@@ -8,8 +8,10 @@ from typing import Any
 from toolkit.backends.collectives import Kind, Traffic
 from toolkit.backends.communication import Expected, expected_collectives
 from toolkit.backends.held_gradients import held_gradient_bytes
-from toolkit.backends.strategies import Strategy, replicas_of
+from toolkit.backends.strategies import Strategy
+from toolkit.launch_file import load_launch_file
 from toolkit.model.sizes import ModelSizes
+from toolkit.train import find_launch_file
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
 from toolkit.verify.outcome import Outcome
@@ -26,7 +28,16 @@ class Arm:
     @property
     def replicas(self) -> int:
         """Replica groups."""
-        return replicas_of(self.strategy)
+        return launched_replicas(self.strategy, self.world_size)
+
+
+def launched_replicas(strategy: Strategy, world_size: int) -> int:
+    """Return the replica groups that the shipped launch file asks for.
+
+    Raises:
+        UsageError: so many processes cannot form them.
+    """
+    return load_launch_file(find_launch_file(strategy)).replicas_on(world_size)
 
 
 @dataclass(frozen=True)

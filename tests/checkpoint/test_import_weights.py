@@ -1,8 +1,6 @@
-"""Weights go to transformers and come back with the same logits and the same bits."""
+"""Weights of transformers become a run's start, and those of any other model are refused."""
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,43 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoint.conftest import PADDED
 from toolkit.checkpoint.command import (
     export_checkpoint,
     import_weights,
     list_checkpoints,
     verify_checkpoints,
 )
-from toolkit.checkpoint.exchange import read_weights
+from toolkit.checkpoint.import_weights import read_weights
 from toolkit.errors import SaveError, UntrustedError, UsageError
-from toolkit.model import sizes as model_sizes
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 
 # No two of in, out, 3 x and 4 x are the same, so that a wrong transposition cannot fit.
-SIZES = ModelSizes(n_layer=2, n_head=2, n_embd=16, vocab_size=512, block_size=32)
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(1)
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=500, n_positions=32)
-    model = GPT2LMHeadModel(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.1)
-    folder = tmp_path_factory.mktemp("theirs")
-    model.save_pretrained(folder)
-    return model, folder
-
-
-@pytest.fixture
-def run(run_file: Path, theirs: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that starts from their weights, with a vocabulary padded from 500 to 512."""
-    monkeypatch.setattr("toolkit.checkpoint.exchange.GPT2_VOCAB_SIZE", 500)
-    checkpoint = import_weights(theirs[1], run_file, ["model.n_layer=2"], trust=False)
-    return checkpoint.parents[1]
+SIZES = ModelSizes(n_layer=2, n_head=2, n_embd=16, vocab_size=50_304, block_size=32)
 
 
 def test_import_gives_the_same_logits(theirs: tuple[Any, Path]) -> None:
@@ -56,37 +31,14 @@ def test_import_gives_the_same_logits(theirs: tuple[Any, Path]) -> None:
     ours = GPT2(SIZES).eval()
     found = ours.load_state_dict(read_weights(folder, SIZES, trust=False), strict=False)
     assert found.missing_keys == ["lm_head.weight"]
-    tokens = torch.arange(2 * 32).view(2, 32) * 7 % 500
+    tokens = torch.arange(2 * 32).view(2, 32) * 7 * 761 % 50_257
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens)[..., :500], model(tokens).logits)
-
-
-def test_export_gives_their_file_back_and_their_model_loads_it(
-    run: Path, theirs: tuple[Any, Path]
-) -> None:
-    from transformers import GPT2LMHeadModel
-
-    model, folder = theirs
-    path = export_checkpoint(run, None, step=None)
-    assert path == run / "export" / "model.safetensors"
-    expected, found = load_file(folder / "model.safetensors"), load_file(path)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    loaded, report = GPT2LMHeadModel.from_pretrained(path.parent, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    tokens = torch.arange(32).view(1, 32)
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(tokens).logits, model(tokens).logits)
-
-
-def test_the_real_vocabulary_is_cut_to_gpt2s() -> None:
-    assert (model_sizes.PADDED_VOCAB_SIZE, model_sizes.GPT2_VOCAB_SIZE) == (50_304, 50_257)
+        torch.testing.assert_close(ours(tokens)[..., :50_257], model(tokens).logits)
 
 
 def test_padding_is_as_likely_as_the_average_token(theirs: tuple[Any, Path]) -> None:
     weights = read_weights(theirs[1], SIZES, trust=False)["transformer.wte.weight"]
-    assert torch.equal(weights[500:], weights[:500].mean(dim=0).expand(12, -1))
+    assert torch.equal(weights[50_257:], weights[:50_257].mean(dim=0).expand(47, -1))
 
 
 def _other_shape(tensors: dict[str, torch.Tensor]) -> None:
@@ -102,7 +54,7 @@ def _add(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _untie(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["lm_head.weight"] = torch.ones(500, 16)
+    tensors["lm_head.weight"] = torch.ones(50_257, 16)
 
 
 def _repeat(tensors: dict[str, torch.Tensor]) -> None:
@@ -143,9 +95,93 @@ def test_another_models_weights_are_refused_by_name(
     assert words in str(caught.value)
 
 
-def test_heads_that_shapes_cannot_show_are_compared(theirs: tuple[Any, Path]) -> None:
-    with pytest.raises(UsageError, match=r"config\.json: n_head is 2, but the model has 4"):
-        read_weights(theirs[1], replace(SIZES, n_head=4), trust=False)
+def beside_config(theirs: tuple[Any, Path], folder: Path, **changes: Any) -> Path:
+    """Their weights with another `config.json`, or with none."""
+    (folder / "model.safetensors").symlink_to(theirs[1] / "model.safetensors")
+    if changes:
+        config = json.loads((theirs[1] / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("n_layer", 3), ("n_layer", 1), ("n_embd", 32), ("n_head", 4)]
+)
+def test_another_size_is_named_with_both_values(
+    theirs: tuple[Any, Path], tmp_path: Path, key: str, value: int
+) -> None:
+    sizes = replace(SIZES, **{key: value})
+    words = f"{key} is {getattr(SIZES, key)}, but the run's model.{key} is {value}"
+    with pytest.raises(UsageError) as caught:
+        read_weights(theirs[1], sizes, trust=False)
+    assert str(caught.value) == f"{theirs[1] / 'config.json'}: {words}"
+    if key != "n_head":
+        folder = beside_config(theirs, tmp_path)
+        with pytest.raises(UsageError) as caught:
+            read_weights(folder, sizes, trust=False)
+        assert str(caught.value) == f"{folder / 'model.safetensors'}: {words}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("activation_function", "relu"),
+        ("layer_norm_epsilon", 1e-6),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("scale_attn_weights", False),
+        ("model_type", "gptj"),
+    ],
+)
+def test_a_model_that_computes_otherwise_is_refused(
+    theirs: tuple[Any, Path], tmp_path: Path, key: str, value: Any
+) -> None:
+    folder = beside_config(theirs, tmp_path, **{key: value})
+    with pytest.raises(UsageError, match=rf"config\.json: {key} is {value}, but the model here"):
+        read_weights(folder, SIZES, trust=False)
+
+
+def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_path: Path) -> None:
+    folder = beside_config(theirs, tmp_path, n_layer=2)
+    for text in ("", "[]", "{", "[" * 10**5):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(UntrustedError, match=r"config\.json: "):
+            read_weights(folder, SIZES, trust=False)
+
+
+def test_more_positions_are_cropped_when_that_is_asked_for(theirs: tuple[Any, Path]) -> None:
+    folder, short = theirs[1], replace(SIZES, block_size=24)
+    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop leaves"):
+        read_weights(folder, short, trust=False)
+    whole = read_weights(folder, SIZES, trust=False)
+    cropped = read_weights(folder, short, trust=False, crop=True)
+    for name, value in whole.items():
+        expected = value[:24] if name == "transformer.wpe.weight" else value
+        assert torch.equal(cropped[name], expected)
+    longer = replace(SIZES, block_size=40)
+    for crop in (False, True):
+        with pytest.raises(UsageError, match=r"block_size is 32, but the run's model\.block_size"):
+            read_weights(folder, longer, trust=False, crop=crop)
+
+
+def test_a_run_is_no_weights_but_its_export_is(imported: Path, run_file: Path) -> None:
+    checkpoint = imported / "checkpoints" / "step_00000000"
+    for path in (
+        imported,
+        imported / "checkpoints",
+        checkpoint,
+        checkpoint / "rank_00000.safetensors",
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_weights(path, SIZES, trust=False)
+        assert f"{path} is of a run of this toolkit" in str(caught.value)
+        assert f"`toolkit checkpoint export {imported}`" in str(caught.value)
+    folder = export_checkpoint(imported, None, step=0).weights.parent
+    found = read_weights(folder, SIZES, trust=False)
+    expected = load_file(checkpoint / "rank_00000.safetensors")
+    assert all(
+        torch.equal(value.view(-1), expected[f"parameter/{name}/0"])
+        for name, value in found.items()
+    )
 
 
 def test_weights_that_are_not_there_are_no_pickle(tmp_path: Path) -> None:
@@ -187,58 +223,30 @@ def test_a_trusted_pickle_of_tensors_is_read(theirs: tuple[Any, Path], tmp_path:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_commands_say_what_there_is(run: Path) -> None:
-    (line,) = list_checkpoints(run)
+def test_the_commands_say_what_there_is(imported: Path) -> None:
+    (line,) = list_checkpoints(imported)
     assert line.startswith("step_00000000  0 tokens, written by import on 1, 1 part, ")
-    assert verify_checkpoints(run)[1] == []
-    part = run / "checkpoints" / "step_00000000" / "rank_00000.safetensors"
+    assert verify_checkpoints(imported)[1] == []
+    part = imported / "checkpoints" / "step_00000000" / "rank_00000.safetensors"
     part.write_bytes(part.read_bytes()[:-1])
-    (problem,) = verify_checkpoints(run)[1]
+    (problem,) = verify_checkpoints(imported)[1]
     assert str(part) in problem
-    (line,) = list_checkpoints(run)
+    (line,) = list_checkpoints(imported)
     assert line == f"step_00000000  damaged: {problem}"
     for step in (None, 0):
         with pytest.raises(UntrustedError, match="is not what was written"):
-            export_checkpoint(run, None, step=step)
+            export_checkpoint(imported, None, step=step)
     with pytest.raises(UsageError, match="no checkpoint of step 5; there are 0"):
-        export_checkpoint(run, None, step=5)
+        export_checkpoint(imported, None, step=5)
     with pytest.raises(UsageError, match="is no run folder"):
-        list(list_checkpoints(run / "nothing"))
+        list(list_checkpoints(imported / "nothing"))
 
 
 def test_weights_are_not_imported_over_a_runs_own_checkpoints(
-    run: Path, run_file: Path, theirs: tuple[Any, Path]
+    imported: Path, run_file: Path, theirs: tuple[Any, Path]
 ) -> None:
     with pytest.raises(UsageError, match="holds checkpoints; choose another run_name"):
-        import_weights(theirs[1], run_file, ["model.n_layer=2"], trust=False)
-
-
-def test_an_export_that_cannot_be_written_leaves_the_earlier_one(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = export_checkpoint(run, None, step=0)
-    earlier = weights.read_bytes()
-
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
-        with pytest.raises(SaveError, match="No space left"):
-            export_checkpoint(run, None, step=0)
-    assert weights.read_bytes() == earlier
-    assert {path.name for path in weights.parent.iterdir()} == {"config.json", "model.safetensors"}
-    (run / "file").touch()
-    with pytest.raises(SaveError, match="file: cannot be exported to"):
-        export_checkpoint(run, run / "file", step=0)
-
-
-def test_nothing_is_exported_into_a_checkpoint(run: Path) -> None:
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    for folder in (checkpoint, run / "checkpoints"):
-        with pytest.raises(UsageError, match="where nothing but checkpoints may be"):
-            export_checkpoint(run, folder, step=0)
-    assert verify_checkpoints(run)[1] == []
+        import_weights(theirs[1], run_file, PADDED, trust=False)
 
 
 def test_an_import_that_cannot_be_written_leaves_nothing(
@@ -248,10 +256,4 @@ def test_an_import_that_cannot_be_written_leaves_nothing(
     folder.mkdir(parents=True)
     (folder / "checkpoints").touch()
     with pytest.raises(SaveError, match="checkpoints: cannot be written: File exists"):
-        import_weights(theirs[1], run_file, ["model.n_layer=2"], trust=False)
-
-
-def test_the_exported_configuration_is_theirs(run: Path) -> None:
-    path = export_checkpoint(run, run / "elsewhere", step=0)
-    config = json.loads((path.parent / "config.json").read_text())
-    assert (config["vocab_size"], config["n_positions"]) == (500, 32)
+        import_weights(theirs[1], run_file, PADDED, trust=False)

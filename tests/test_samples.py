@@ -1,0 +1,172 @@
+"""Every sample in a document is what the program prints, every command in one a command it takes.
+
+Samples of launches are compared where those launches are made; `tests/samples.py` finds them.
+"""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.samples import ROOT, Sample, all_samples, fences, sample
+from toolkit import cli
+from toolkit.backends.launched import Launched
+from toolkit.batching import plan_batch
+from toolkit.checkpoint.position import Position, compare_runs
+from toolkit.config import load_run_config
+from toolkit.memory.advice import comparison_after, estimate_run
+from toolkit.shipped import find_launch_file
+from toolkit.training.batches import plan_run
+
+DOCUMENTS = [
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "benchmarks/**/*.md", "tests/*.md")
+    for path in ROOT.glob(pattern)
+]
+README = (ROOT / "README.md").read_text()
+DEMO = load_run_config(ROOT / "configs" / "train" / "demo.yaml")
+TRAIN_DEMO = "toolkit train --strategy fsdp2 --num-processes 2 --config configs/train/demo.yaml"
+ESTIMATE = (
+    "toolkit estimate --preset gpt2-xl --world-size 8 --micro-batch-size 16 precision=bf16"
+    " --gpu A100-80 --max-micro-batch"
+)
+# The floor plan, and the way of the data.
+DRAWING = re.compile(r"toolkit/\n|text ->")
+
+
+def printed_by(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """What a person sees of a command that is run in this process."""
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr()
+    return said.out + said.err
+
+
+def test_every_sample_is_compared_by_a_test() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    code = code.replace('"\n    "', "")
+    shown = {found.command for document in DOCUMENTS for found in all_samples(document)}
+    assert len(shown) > 5
+    assert [command for command in shown if f'"{command}"' not in code] == []
+
+
+def test_what_is_no_sample_is_a_command_that_exists() -> None:
+    lines = [
+        line
+        for document in DOCUMENTS
+        for fence in fences(document)
+        if not re.search(r"^\$ ", fence, re.MULTILINE) and not DRAWING.match(fence)
+        for line in fence.replace("\\\n", "").splitlines()
+    ]
+    assert len(lines) > 10
+    for line in lines:
+        check_words(*shlex.split(line.removeprefix("sudo "), comments=True))
+
+
+def check_words(program: str, *words: str) -> None:
+    """Fail unless the program takes these words; nothing is run."""
+    if program == "toolkit":
+        command, rest = typer.main.get_command(cli.app), list(words)
+        while hasattr(command, "commands"):
+            command = command.commands[rest.pop(0)]
+        command.make_context(program, rest)
+    elif program == "make":
+        targets = (ROOT / "Makefile").read_text()
+        assert all(f"\n{word}: " in targets for word in words if "=" not in word), words
+    elif program == "accelerate":
+        assert words[:2] == ("launch", "--config_file")
+        assert all((ROOT / word).is_file() for word in words if "/" in word), words
+    else:
+        assert (program, words[0]) == (".venv/bin/python", "-m")
+        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file(), words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("toolkit trian", "trian"),
+        ("toolkit verify --stratgies ddp", "stratgies"),
+        ("make trian", "trian"),
+        ("accelerate launch --config_file configs/accelerate/zero4.yaml", "zero4"),
+        (".venv/bin/python -m benchmarks.runs", "runs"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(line: str, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        check_words(*line.split())
+
+
+def test_a_slip_is_told_as_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = find_launch_file("zero3").read_text()
+    (tmp_path / "my_zero3.yaml").write_text(text.replace("zero_stage:", "zero_stge:"))
+    monkeypatch.chdir(tmp_path)
+    command = "toolkit check my_zero3.yaml"
+    sample(command).assert_is(printed_by(command, capsys, monkeypatch))
+
+
+def test_the_estimate_is_the_one_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample(ESTIMATE).assert_is(printed_by(ESTIMATE, capsys, monkeypatch))
+
+
+def test_the_demos_figures_are_those_of_its_file() -> None:
+    """What follows from the file alone; the form of the rest is held against a real run."""
+    parameters = f"{DEMO.model.sizes().parameter_count:,} parameters"
+    steps = DEMO.training.steps
+    tokens = f"{steps * DEMO.batch.tokens_per_step:,} tokens"
+    shown = sample(TRAIN_DEMO).shown
+    assert f"model      {parameters}, {DEMO.precision}\n" in shown
+    assert f"batch      {plan_run(DEMO, world_size=2).describe()}\n" in shown
+    assert f"step   {steps}/{steps} | " in shown
+    assert f"lr {DEMO.optimizer.min_lr:.2e}" in shown
+    summary = sample("toolkit summary configs/train/demo.yaml").shown
+    assert summary.startswith(f"done: {steps} steps, {tokens}, {parameters}, fsdp2 on 2\n")
+
+
+def test_the_demos_memory_is_what_its_file_says() -> None:
+    launched = Launched(
+        "fsdp2", rank=0, local_rank=0, world_size=2, replicas=1, precision=DEMO.precision
+    )
+    estimate = estimate_run(DEMO, launched, device_type="cpu")
+    line = comparison_after(estimate, estimate.total + 1)
+    sample(TRAIN_DEMO, nth=1).assert_is(f"{line}\n")
+
+
+def test_the_batch_and_the_change_are_told_as_shown(tmp_path: Path) -> None:
+    plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
+    assert f"`{plan.describe()}`" in README
+    before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))
+    position = Position.after(1, shapes={}, config=before)
+    (line,) = compare_runs(tmp_path, position, now, {})
+    assert f"`changed: {line}`" in README
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_like"),
+    [
+        ("step 1/2 | loss 3.2e-07\n", "step  10/20 | loss -4.0\n", True),
+        ("a\n...\nz\n", "a\nb\nc\nz\n", True),
+        ("a ... z\n", "a b c z\n", True),
+        ("eval 1\n", "eval 1\neval 2\n", True),
+        ("fsdp2 on 2\n", "fsdp3 on 2\n", False),
+        ("a\n", "a\nb\n", False),
+        ("A  KiB held\n", "A  MiB held\n", False),
+    ],
+)
+def test_a_sample_is_like_what_differs_in_numbers_alone(
+    shown: str, printed: str, is_like: bool
+) -> None:
+    if is_like:
+        Sample("", shown).assert_is_like(printed)
+        return
+    with pytest.raises(AssertionError):
+        Sample("", shown).assert_is_like(printed)

@@ -1,0 +1,116 @@
+"""Which strategies and modes `toolkit estimate` answers for, with the settings of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from toolkit.backends.strategies import (
+    STRATEGIES,
+    SUPPORT,
+    Accumulation,
+    Strategy,
+    replica_groups,
+    supported_pairs,
+)
+from toolkit.config import RunConfig
+from toolkit.errors import UsageError
+from toolkit.memory.largest import StepTokens
+from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How many there are and how they lie on machines."""
+
+    world_size: int
+    per_machine: int
+
+    def of(self, strategy: Strategy) -> int:
+        """Ranks that a strategy runs on."""
+        return 1 if strategy == "single" else self.world_size
+
+    def replicas(self, strategy: Strategy) -> int:
+        """Return the replica groups: one per machine, and two on a single one.
+
+        Raises:
+            UsageError: the ranks cannot form them.
+        """
+        if strategy != "hsdp":
+            return 1
+        machines, rest = divmod(self.world_size, self.per_machine)
+        if machines and rest:
+            raise UsageError(
+                f"{self.world_size} ranks do not fill machines of {self.per_machine}; "
+                "set --per-machine"
+            )
+        return replica_groups(
+            groups=1, shards=1, world_size=self.world_size, machines=max(1, machines)
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The settings of each row, and a sentence for each strategy that has none."""
+
+    settings: list[StepSettings] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def build_rows(
+    config: RunConfig,
+    tokens: StepTokens,
+    ranks: Ranks,
+    *,
+    asked: Sequence[Strategy],
+    accumulation: Accumulation | None,
+    device: Device,
+) -> Rows:
+    """Return the settings of every strategy asked for in every mode, or in the one that was asked.
+
+    The step is as many whole micro-steps as its tokens hold, at least one.
+
+    Raises:
+        UsageError: nothing is left, or the model is beyond any machine.
+    """
+    parameters = config.model.sizes().parameter_count
+    if parameters > MAX_PARAMETERS:
+        raise UsageError(f"the model has {parameters:,} parameters; at most {MAX_PARAMETERS:,}")
+    rows = Rows()
+    for strategy in (name for name in STRATEGIES if name in asked):
+        try:
+            replicas = ranks.replicas(strategy)
+        except UsageError as error:
+            rows.left_out.append(f"{strategy}: {error}")
+            continue
+        modes = _modes(strategy, accumulation)
+        if accumulation is not None and not modes:
+            rows.left_out.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
+        world_size = ranks.of(strategy)
+        whole = whole_micro_steps(config, tokens, world_size)
+        rows.settings.extend(
+            settings_of_run(
+                whole,
+                strategy,
+                world_size=world_size,
+                replicas=replicas,
+                device=device,
+                accumulation=mode,
+            )
+            for mode in modes
+        )
+    if not rows.settings:
+        reasons = "; ".join(rows.left_out)
+        raise UsageError(f"none of {', '.join(asked)} runs on {ranks.world_size} ranks: {reasons}")
+    return rows
+
+
+def _modes(strategy: Strategy, accumulation: Accumulation | None) -> list[Accumulation]:
+    pairs = supported_pairs()
+    return [mode for name, mode in pairs if name == strategy and accumulation in (None, mode)]
+
+
+def whole_micro_steps(config: RunConfig, tokens: StepTokens, world_size: int) -> RunConfig:
+    """Return the run with the tokens of whole micro-steps on so many ranks."""
+    seq_len, size = config.data.seq_len, config.batch.micro_batch_size
+    steps = tokens.grad_accum_steps(size, seq_len=seq_len, world_size=world_size)
+    batch = config.batch.model_copy(update={"tokens_per_step": steps * size * seq_len * world_size})
+    return config.model_copy(update={"batch": batch})
