@@ -26,7 +26,7 @@ from benchmarks.memory.configurations import Configuration
 from benchmarks.overhead_arms.compared import spread
 from benchmarks.overhead_arms.workload import Loss
 from toolkit.backends.strategies import Precision
-from toolkit.memory.estimate import estimate_peak
+from toolkit.program.step import estimate_peak
 
 RESULTS = Path(__file__).parent / "results"
 LOSSES: tuple[Loss, ...] = ("plain", "chunked")

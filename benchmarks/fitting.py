@@ -9,9 +9,9 @@ from benchmarks.machine import Machine
 from benchmarks.record import Arm
 from toolkit.backends.strategies import DEVICE_PRECISIONS, replicas_of
 from toolkit.memory.calibration import load_calibration
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
-from toolkit.memory.settings import Device, StepSettings
+from toolkit.program.settings import Device, StepSettings
+from toolkit.program.step import estimate_peak
 
 PROCESS_BYTES = 600 * 2**20
 """What a rank on a CPU takes beside its tensors, rounded up: 312 MiB of memory of its own and 168

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.timeline import Compute
+
 from benchmarks.fitting import estimate_bytes
 from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Arm, Record
 from benchmarks.step_walk import DdpWalk, Fsdp2Walk, StepWalk
-from benchmarks.timeline import Compute
 from benchmarks.zero_walk import Zero3Walk, Zero12Walk
 from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Strategy, check_accumulation, replicas_of
 from toolkit.errors import UsageError
-from toolkit.memory.settings import Device
+from toolkit.program.settings import Device
 
 WALKS: dict[Strategy, type[StepWalk]] = {
     "single": StepWalk,

@@ -14,9 +14,10 @@ in `benchmarks.zero_walk`.
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks.timeline import Compute, Timeline
+
 from benchmarks.machine_profile import Kind, MachineProfile
 from benchmarks.record import Arm
-from benchmarks.timeline import Compute, Timeline
 from toolkit.model.tensors import Tensor, block_tensors, root_tensors
 
 GRADIENT_BYTES = 4

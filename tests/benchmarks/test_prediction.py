@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from benchmarks.timeline import Compute, Timeline
 
 from benchmarks.machine_profile import KINDS
 from benchmarks.prediction import (
@@ -13,7 +14,6 @@ from benchmarks.prediction import (
     price_of_replicated,
 )
 from benchmarks.record import Arm, Sizes, Split
-from benchmarks.timeline import Compute, Timeline
 from tests.benchmarks.arms import arm, profile, record
 from toolkit.backends.communication import expected_collectives
 from toolkit.backends.strategies import supported_pairs

@@ -11,16 +11,16 @@ from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.memory import loss_walk, zero_walk
-from toolkit.memory.estimate import build_engine_walk, estimate_peak, walk_step
-from toolkit.memory.fsdp2_walk import Fsdp2Walk
 from toolkit.memory.hardware import find_gpu
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.report import max_micro_batch
-from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
 from toolkit.model import loss
 from toolkit.model.sizes import ModelSizes, preset_sizes
+from toolkit.program.events import Ledger
+from toolkit.program.fsdp2 import Fsdp2Walk
+from toolkit.program.model import ModelWalk
+from toolkit.program.settings import StepSettings, settings_of_run
+from toolkit.program.step import build_engine_walk, estimate_peak, walk_step
 
 PAIRS = supported_pairs()
 

@@ -18,8 +18,8 @@ from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import find_gpu, in_gib, load_gpus
 from toolkit.memory.report import Row, as_json, estimate_row, max_micro_batch, print_table
-from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes
+from toolkit.program.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 
 TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
 """DDP's reducer and DeepSpeed refuse tensors without data."""

@@ -17,7 +17,7 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.errors import NonFiniteError, Preempted
 from toolkit.memory.advice import comparison_after
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
-from toolkit.memory.ledger import Peak
+from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health

@@ -1,0 +1,234 @@
+"""ZeRO stages 1 and 2: parameters whole, optimizer state in parts."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from toolkit.model.sizes import ModelSizes
+from toolkit.model.tensors import Tensor, model_tensors
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.zero import ZeroWalk
+
+FLAT_ELEMENTS = 500_000_000
+"""Beyond which stage 1 in bf16 cuts its flat copy: `MEMORY_OPT_ALLREDUCE_SIZE` of `engine.py`."""
+ALIGNED_ELEMENTS = 2
+"""To a multiple of which each rank's part is padded: `nccl_start_alignment_factor`."""
+
+
+class ReplicatedParametersWalk(ZeroWalk):
+    """What stages 1 and 2 share: a working copy of all parameters, gathered after the update."""
+
+    def start(self) -> None:
+        """Also the working copy."""
+        super().start()
+        self.program.alloc("parameters", self.c * self.parameters)
+
+    def _gather_updated(self) -> None:
+        if self.settings.world_size == 1:
+            return
+        for is_matrix in (True, False):
+            elements = self._aligned_part(is_matrix=is_matrix) * self.settings.world_size
+            self.communicate("all_gather", elements, self.c, blocks=True)
+
+    def _aligned_part(self, *, is_matrix: bool) -> int:
+        ranks = self.settings.world_size
+        group = self._group(is_matrix=is_matrix)
+        return -(-group // (ALIGNED_ELEMENTS * ranks)) * ALIGNED_ELEMENTS
+
+
+class Zero1Bf16Walk(ReplicatedParametersWalk):
+    """Stage 1 in bf16: DeepSpeed's BF16_Optimizer."""
+
+    def start(self) -> None:
+        """Also the fp32 sums of all gradients."""
+        super().start()
+        self.program.alloc("gradients", 4 * self.parameters)
+
+    def end_backward(self) -> None:
+        """Add each gradient to its fp32 sum, cast one after another."""
+        self.program.touch("gradients", 4 * self.largest)
+
+    def step(self) -> None:
+        """Reduce all sums in flat copies, then update."""
+        self.program.at("optimizer step")
+        self.program.touch("communication", 4 * min(self.parameters, FLAT_ELEMENTS))
+        sizes = [tensor.elements for tensor in self.by_group]
+        for elements in filled_above(FLAT_ELEMENTS, sizes):
+            self.communicate("all_reduce", elements, 4, blocks=True)
+        self._update_owned()
+        self.program.free("gradients", self.c * self.parameters)
+        self._gather_updated()
+
+
+class Zero12Walk(ReplicatedParametersWalk):
+    """Stage 2, and stage 1 in fp32 and fp16.
+
+    Gradients are reduced through a bucket of b = P / 8 elements, in the width computed with, which
+    each moves into in turn; in stage 1 the bucket is fp32. A gradient of more than b elements is
+    reduced where it is. What is reduced for several ranks at once is made one flat copy first, of
+    at most b elements and one more rank's part, and low precision is cast to fp32 beside it.
+
+    In fp16 and bf16 the results are added to the part's fp32 sums, made by the first reduction of a
+    window. In fp32 all tensors that lie in the part are copied out of the bucket, anew in every
+    micro-step that reduces, and then added to those of the micro-steps before.
+
+    Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
+    and of them first the token embedding.
+    """
+
+    def __init__(self, settings: StepSettings, program: Program) -> None:
+        super().__init__(settings, program)
+        self.stage_1 = settings.strategy == "zero1"
+        self.keeps_all = self.replicated or self.stage_1
+        self.held = 4 if self.keeps_all else self.c
+        self.staged = 4 if self.stage_1 else self.c
+        self.part = self._part(is_matrix=True)
+        self.sums = 0 if settings.offload_optimizer else 4 * self._summed()
+        self.has_sums = False
+        self.left = 0
+        self.pending: list[Tensor] = []
+
+    def _summed(self) -> int:
+        """Elements of the sums: of the part, in fp32 of every tensor that it touches."""
+        settings = self.settings
+        return whole_tensors(settings.sizes, settings.world_size) if self.c == 4 else self.owned
+
+    def enter(self, module: str, layer: int, *, backward: bool) -> None:
+        """The first gradient makes the bucket.
+
+        Stage 2 frees it with each backward pass, stage 1 with the window's last.
+        """
+        first_gradient = module == "ln_f" and backward
+        if first_gradient and (not self.keeps_all or (self.stage_1 and self.micro_step == 0)):
+            self.program.alloc("communication", self.staged * self.bucket)
+
+    def gradient(self, tensor: Tensor) -> None:
+        """Keep it for the whole window, or put it into the bucket."""
+        if self.keeps_all:
+            self._wait(tensor)
+        else:
+            self._collect(tensor)
+
+    def end_backward(self) -> None:
+        """Reduce the rest, or the whole window."""
+        if self.keeps_all and not self.is_last:
+            return
+        if self.keeps_all:
+            self._collect_window()
+        self._reduce()
+        if self.c == 4 and not self.keeps_all:
+            self._add_to_earlier()
+        self.program.free("gradients", self.left)
+        self.program.free("communication", self.staged * self.bucket)
+        self.left = 0
+
+    def _collect_window(self) -> None:
+        if not self.stage_1:
+            self.program.alloc("communication", self.staged * self.bucket)
+        for tensor in self.by_group:
+            self._collect(tensor)
+
+    def _collect(self, tensor: Tensor) -> None:
+        """Move a gradient into the bucket, after reducing what has no room beside it."""
+        if self._pending_elements + tensor.elements > self.bucket:
+            self._reduce()
+        self.pending.append(tensor)
+        if tensor.elements <= self.bucket:
+            self.program.free("gradients", self.held * tensor.elements)
+
+    @property
+    def _pending_elements(self) -> int:
+        return sum(tensor.elements for tensor in self.pending)
+
+    def _reduce(self) -> None:
+        """Reduce the bucket, or the one gradient that is too large for it."""
+        waiting, elements = self.pending, self._pending_elements
+        self.pending = []
+        if not waiting:
+            return
+        alone = elements > self.bucket
+        if self.c == 2:
+            self._make_sums()
+        self.program.touch("communication", self._copies(elements, alone=alone))
+        pieces = self._pieces(waiting[0]) if alone else [elements]
+        for size in filled_above(self.bucket, pieces):
+            self.communicate("all_reduce", size, 4, blocks=True)
+        if self.c == 4:
+            self._make_sums()
+        if alone and self.c == 2 and not self.stage_1:
+            # The rank that it belongs to leaves it on the parameter until all is reduced.
+            self.left += self.held * elements
+        elif alone:
+            self.program.free("gradients", self.held * elements)
+
+    def _pieces(self, large: Tensor) -> Iterator[int]:
+        """Yield the elements of each rank's part of a matrix that is too large for the bucket."""
+        first = sum(tensor.elements for tensor in self.by_group[: self.by_group.index(large)])
+        last = first + large.elements
+        part = self._aligned_part(is_matrix=True)
+        for start in range(first - first % part, last, part):
+            yield min(start + part, last) - max(start, first)
+
+    def _copies(self, elements: int, *, alone: bool) -> int:
+        """Bytes that a reduction allocates: a flat copy, and its cast."""
+        at_once = elements
+        if alone:
+            at_once = min(elements, (self.bucket // self.part + 1) * self.part)
+        width = self.held if alone else self.staged
+        # In low precision even one rank's tensors are told apart.
+        is_flattened = at_once > self.part or (self.c == 2 and not alone)
+        return at_once * ((width if is_flattened else 0) + (4 if width == 2 else 0))
+
+    def _make_sums(self) -> None:
+        if not self.has_sums:
+            self.program.alloc("gradients", self.sums)
+        self.has_sums = True
+
+    def _add_to_earlier(self) -> None:
+        if self.micro_step:
+            self.program.free("gradients", self.sums)
+        self.has_sums = False
+
+    def step(self) -> None:
+        """In fp32 the part's gradients are made one flat tensor first."""
+        self.program.at("optimizer step")
+        self._update_owned()
+        if self.c == 4:
+            self.program.touch("gradients", 4 * self.owned)
+        self.program.free("gradients", self.sums)
+        self._gather_updated()
+
+
+def filled_above(limit: int, sizes: Iterable[int]) -> Iterator[int]:
+    """Yield the sums of what goes out together: sizes one after another until above the limit."""
+    filled = 0
+    for size in sizes:
+        filled += size
+        if filled > limit:
+            yield filled
+            filled = 0
+    if filled:
+        yield filled
+
+
+def whole_tensors(sizes: ModelSizes, world_size: int) -> int:
+    """Return the elements of all tensors with a part in one rank's partition, the fullest rank's.
+
+    DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly. A
+    rank inside one tensor holds no more than those where it begins and ends.
+    """
+    tensors = model_tensors(sizes)
+    rows = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
+    groups = [(list(accumulate(row)), -(-sum(row) // world_size)) for row in rows]
+    borders = {place // part for ends, part in groups for end in ends for place in (end - 1, end)}
+    return max(sum(_touched(ends, part, rank) for ends, part in groups) for rank in borders)
+
+
+def _touched(ends: list[int], part: int, rank: int) -> int:
+    """Elements of the tensors, given by their ends in the row, that a rank's part touches."""
+    first = bisect_right(ends, rank * part)
+    last = min(bisect_left(ends, (rank + 1) * part), len(ends) - 1)
+    if first > last:
+        return 0
+    return ends[last] - (ends[first - 1] if first else 0)
