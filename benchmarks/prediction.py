@@ -1,8 +1,8 @@
 """What a step should take: computation, communication by the measured curve, and their overlap.
 
 Pure: imports no torch. Nothing is fitted to step times. What an arm computes comes from another
-arm's split (`compute_of`), what its collectives take from the machine profile, their payloads from
-the byte formulas, and what overlaps from the engine (`benchmarks.step_walk`).
+arm's split (`compute_of`), what its collectives take from the machine profile, and which of them
+there are, how large they are and what overlaps from the step's program (`toolkit.program`).
 """
 
 from bisect import bisect_left
@@ -10,55 +10,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.timeline import Compute
-
-from benchmarks.fitting import estimate_bytes
+from benchmarks.fitting import estimate_bytes, settings_of
 from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Arm, Record
-from benchmarks.step_walk import DdpWalk, Fsdp2Walk, StepWalk
-from benchmarks.zero_walk import Zero3Walk, Zero12Walk
-from toolkit.backends.held_gradients import held_gradient_bytes
-from toolkit.backends.strategies import Strategy, check_accumulation, replicas_of
 from toolkit.errors import UsageError
+from toolkit.program.events import Collective
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.seconds import ComputeTimes, StepTime, read_seconds
 from toolkit.program.settings import Device
+from toolkit.program.step import write_step
 
-WALKS: dict[Strategy, type[StepWalk]] = {
-    "single": StepWalk,
-    "ddp": DdpWalk,
-    "fsdp2": Fsdp2Walk,
-    "fsdp2_no_reshard": Fsdp2Walk,
-    "zero1": Zero12Walk,
-    "zero2": Zero12Walk,
-    "zero3": Zero3Walk,
-}
 MOST_SEQUENCES = 4096
 """Where the search for a break-even micro-batch ends."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds of one optimizer step.
+class ProfiledNetwork:
+    """What collectives take by a machine profile: of all ranks, and of no other groups."""
 
-    Attributes:
-        step_s: all of it.
-        communication_s: of its collectives.
-        exposed_s: of those, what the computation does not hide.
-    """
+    def __init__(self, profile: MachineProfile) -> None:
+        self.profile = profile
+        self.busy_cores = _busy_cores(profile)
 
-    step_s: float
-    communication_s: float
-    exposed_s: float
+    def seconds(self, collective: Collective) -> float:
+        """Return the time of one call, read off the measured curve."""
+        return self.profile.collectives[collective.kind].seconds(collective.bytes)
+
+    def core_seconds(self, collective: Collective) -> float:
+        """Return what a backend's threads take from the computation where no core is left."""
+        cpu_s_per_byte = self.profile.collectives[collective.kind].cpu_s_per_byte or 0.0
+        return self.busy_cores * cpu_s_per_byte * collective.bytes
 
 
-def predict_step(arm: Arm, compute: Compute, profile: MachineProfile) -> Prediction:
+def _busy_cores(profile: MachineProfile) -> float:
+    """Return the share of a rank's communication threads that has no core of its own, 0 to 1."""
+    environment = profile.environment
+    free = environment.cores - profile.world_size * environment.threads
+    return 1 - min(1.0, max(0.0, free / profile.world_size))
+
+
+def predict_step(arm: Arm, compute: ComputeTimes, profile: MachineProfile) -> StepTime:
     """Return the step time of an arm.
 
     Raises:
         UsageError: the strategy has no such mode, the profile has other ranks or another link, or
-            the arm's collectives run in groups that no profile measures.
+            the arm's collectives run in groups that the profile does not measure.
     """
-    check_accumulation(arm.strategy, arm.accumulation)
-    if arm.strategy not in WALKS:
+    program = write_step(settings_of(arm, "cuda" if profile.backend == "nccl" else "cpu"))
+    groups = {event.group for event in program.events if isinstance(event, Collective)}
+    if "replicas" in groups:
         raise UsageError(f"{arm.strategy} communicates in groups of ranks, which are not measured")
     if arm.strategy != "single" and arm.world_size != profile.world_size:
         raise UsageError(f"the profile is of {profile.world_size} ranks, not {arm.world_size}")
@@ -66,12 +65,11 @@ def predict_step(arm: Arm, compute: Compute, profile: MachineProfile) -> Predict
         raise UsageError(
             f"the profile's link is {profile.link_mbit_per_s} Mbit/s, not {arm.link_mbit_per_s}"
         )
-    timeline = WALKS[arm.strategy](arm, compute, profile).walk()
-    return Prediction(timeline.now_s, timeline.communication_s, timeline.exposed_s)
+    return read_seconds(program, compute, ProfiledNetwork(profile))
 
 
 def break_even_micro_batch(
-    arm: Arm, compute: Compute, profile: MachineProfile, *, tolerance: float = 0.05
+    arm: Arm, compute: ComputeTimes, profile: MachineProfile, *, tolerance: float = 0.05
 ) -> int | None:
     """Return from how many sequences per micro-step on sharded accumulation costs next to nothing.
 
@@ -125,17 +123,7 @@ def price_of_replicated(arm: Arm, device: Device) -> Price:
     held, peaks = [], []
     for mode in ("replicated", "sharded"):
         one = in_mode(arm, mode)
-        check_accumulation(one.strategy, one.accumulation)
-        held.append(
-            held_gradient_bytes(
-                one.strategy,
-                one.accumulation,
-                precision=one.precision,
-                sizes=one.model.model_sizes(),
-                world_size=one.world_size,
-                replicas=replicas_of(one.strategy),
-            )
-        )
+        held.append(read_held(write_step(settings_of(one, device))) or 0)
         peaks.append(estimate_bytes(one, device))
     return Price(held[0] - held[1], peaks[0] - peaks[1])
 
@@ -145,7 +133,7 @@ def in_mode(arm: Arm, mode: str) -> Arm:
     return arm.model_copy(update={"accumulation": mode})
 
 
-def compute_of(records: Sequence[Record], arm: Arm) -> Compute | None:
+def compute_of(records: Sequence[Record], arm: Arm) -> ComputeTimes | None:
     """Return what an arm computes, from the split of one that computes the same.
 
     The one with replicated accumulation on the fastest link, the machine's own above all; of the
@@ -168,7 +156,7 @@ def compute_of(records: Sequence[Record], arm: Arm) -> Compute | None:
     )
     micro_steps = best.arm.grad_accum_steps
     assert best.split is not None
-    return Compute(
+    return ComputeTimes(
         forward_s=best.split.forward_s / micro_steps,
         backward_s=best.split.backward_s / micro_steps,
         update_s=best.split.optimizer_s,

@@ -15,7 +15,7 @@ from benchmarks.prediction import (
 )
 from benchmarks.record import Arm, Sizes, Split
 from tests.benchmarks.arms import arm, profile, record
-from toolkit.backends.communication import expected_collectives
+from tests.program.communication import expected_collectives
 from toolkit.backends.strategies import supported_pairs
 from toolkit.errors import UsageError
 

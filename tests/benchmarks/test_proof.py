@@ -13,7 +13,7 @@ from benchmarks.proof import DisagreementError, agree, first_step, prove
 from benchmarks.trainer import ArmTrainer
 from tests.benchmarks.arms import arm
 from tests.data.shard_files import write_llmc
-from toolkit.backends.communication import Expected, Range
+from tests.program.communication import Expected, Range
 from toolkit.backends.launched import read_launch
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toolkit.backends.collectives import Traffic
+from toolkit.backends.traffic import Traffic
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.reference import Trajectory, reference_trajectory

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+from toolkit.backends.traffic import Kind
+
 Part = Literal[
     "parameters", "gradients", "optimizer", "activations", "loss", "communication", "other"
 ]
@@ -25,8 +27,6 @@ PHASES: dict[Moment, Phase] = {
     "end of backward": "backward",
     "optimizer step": "update",
 }
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Group = Literal["world", "shards", "replicas"]
 """All ranks; those that one copy of the state is spread over; those that hold the same slice."""
 

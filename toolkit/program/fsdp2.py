@@ -155,7 +155,12 @@ class Fsdp2Walk(EngineWalk):
         self.program.free("communication", cast)
         self.gather_buffers.append(size)
         self.gathering = self.communicate(
-            "all_gather", group.gathered, self.c, group="shards", blocks=self.on_cpu, ahead=ahead
+            "all_gather",
+            group.gathered,
+            self.c,
+            group="shards",
+            blocks=self.on_cpu,
+            ahead=ahead and not self.on_cpu,
         )
 
     def _copy_out(self, group: Group, *, backward: bool) -> None:

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 
 from toolkit.backends.build import build_engine
-from toolkit.backends.collectives import KINDS, CollectiveCounter
+from toolkit.backends.collectives import CollectiveCounter
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_first_step, check_in_force
 from toolkit.backends.launched import Launched, read_launch
 from toolkit.backends.process_group import start_process_group
 from toolkit.backends.replicas import replica_problems
+from toolkit.backends.traffic import KINDS
 from toolkit.data.order import micro_batch_slots
 from toolkit.errors import ToolkitError
 from toolkit.model.gpt2 import GPT2

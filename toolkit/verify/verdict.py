@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from toolkit.backends.collectives import Kind, Traffic
-from toolkit.backends.communication import Expected, expected_collectives
-from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Strategy, replicas_of
+from toolkit.backends.traffic import Kind, Traffic
 from toolkit.model.sizes import ModelSizes
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.traffic import read_traffic
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import write_step
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
 from toolkit.verify.outcome import Outcome
@@ -43,7 +45,7 @@ class Verdict:
     difference: Difference
     limits: dict[str, float]
     outcome: Outcome
-    expected: dict[str, Expected]
+    expected: dict[Kind, Traffic]
     expected_held_gradient_bytes: int | None
     problems: list[str]
 
@@ -61,14 +63,7 @@ class Verdict:
             **{name: getattr(self.difference, name) for name in COMPARED},
             "limits": self.limits,
             "collectives": {kind: vars(seen) for kind, seen in self.outcome.traffic.items()},
-            "expected_collectives": {
-                kind: {
-                    "calls": expected.calls.to_json(),
-                    "bytes": expected.bytes.to_json(),
-                    "group_sizes": [expected.group_size] if expected.group_size else [],
-                }
-                for kind, expected in self.expected.items()
-            },
+            "expected_collectives": {kind: vars(said) for kind, said in self.expected.items()},
             "held_gradient_bytes": self.outcome.held_gradient_bytes,
             "expected_held_gradient_bytes": self.expected_held_gradient_bytes,
             "replica_groups": self.outcome.replica_groups,
@@ -79,21 +74,13 @@ class Verdict:
 
 
 def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
-    """Compare one outcome with the exact update and the closed formulas."""
+    """Compare one outcome with the exact update and with the program of the engine's step."""
     measure = _yardstick(_of_reference(case), sizes)
     difference = compare(outcome.trajectory, measure.exact)
     limits = _limits(case, measure)
-    expected = expected_collectives(
-        arm.strategy,
-        case.accumulation,
-        sizes=sizes,
-        # The last step is the counted one.
-        grad_accum_steps=case.micro_steps(case.steps - 1),
-        precision=case.precision,
-        world_size=arm.world_size,
-        replicas=arm.replicas,
-    )
-    held = _expected_held(arm, case, sizes)
+    settings = _counted_step(arm, case, sizes)
+    program = write_step(settings)
+    expected, held = read_traffic(program, settings), read_held(program)
     problems = [
         *_numeric_problems(case, difference, limits),
         *traffic_problems(outcome.traffic, expected),
@@ -145,30 +132,38 @@ def _numeric_problems(
 
 
 def traffic_problems(
-    traffic: Mapping[Kind, Traffic], expected: Mapping[str, Expected]
+    traffic: Mapping[Kind, Traffic], expected: Mapping[Kind, Traffic]
 ) -> Iterator[str]:
-    """Yield a sentence for each count of collectives that is not what the formulas say."""
+    """Yield a sentence for each count of collectives that is not what the program says."""
     for kind, seen in traffic.items():
         should = expected[kind]
-        if not should.bytes.admits(seen.bytes):
-            yield f"{kind} {seen.bytes:,} bytes, not {should.bytes}"
-        if not should.calls.admits(seen.calls):
-            yield f"{kind} {seen.calls:,} calls, not {should.calls}"
-        if seen.calls and seen.group_sizes != (should.group_size,):
-            groups = ", ".join(str(size) for size in seen.group_sizes)
-            yield f"{kind} in groups of {groups} ranks, not {should.group_size}"
+        if seen.bytes != should.bytes:
+            yield f"{kind} {seen.bytes:,} bytes, not {should.bytes:,}"
+        if seen.calls != should.calls:
+            yield f"{kind} {seen.calls:,} calls, not {should.calls:,}"
+        if seen.group_sizes != should.group_sizes:
+            found, right = (
+                ", ".join(map(str, traffic.group_sizes)) or "no" for traffic in (seen, should)
+            )
+            yield f"{kind} in groups of {found} ranks, not {right}"
 
 
-def _expected_held(arm: Arm, case: Case, sizes: ModelSizes) -> int | None:
-    if case.micro_steps(case.steps - 1) == 1:
-        return None
-    return held_gradient_bytes(
-        arm.strategy,
-        case.accumulation,
-        precision=case.precision,
+def _counted_step(arm: Arm, case: Case, sizes: ModelSizes) -> StepSettings:
+    """Return the settings of a case's last step, which is the counted one."""
+    plan = case.plan(arm.world_size, seq_len=sizes.block_size)
+    return StepSettings(
         sizes=sizes,
+        strategy=arm.strategy,
+        accumulation=case.accumulation,
         world_size=arm.world_size,
         replicas=arm.replicas,
+        micro_batch_size=plan.micro_batch_size,
+        seq_len=plan.seq_len,
+        grad_accum_steps=case.micro_steps(case.steps - 1),
+        precision=case.precision,
+        activation_checkpointing=case.activation_checkpointing,
+        loss=case.loss,
+        compile=case.compile,
     )
 
 

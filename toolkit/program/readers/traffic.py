@@ -1,23 +1,11 @@
 """The table of collectives: what a step communicates, by kind, and when it reduces gradients."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from toolkit.program.events import KINDS, Collective, Group, Kind, Program, Section
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Collectives of one kind in one step of one rank.
-
-    Attributes:
-        bytes: of all payloads together.
-        groups: whom they join.
-    """
-
-    calls: int
-    bytes: int
-    groups: frozenset[Group]
+from toolkit.backends.traffic import KINDS, Kind, Traffic
+from toolkit.program.events import Collective, Program, Section
+from toolkit.program.settings import StepSettings
 
 
 class Reductions(NamedTuple):
@@ -27,38 +15,37 @@ class Reductions(NamedTuple):
     at_boundary: frozenset[Kind]
 
 
-def read_traffic(program: Program) -> dict[Kind, Traffic]:
-    """Return the step's calls and payload bytes of each kind."""
-    return {kind: _traffic(program, kind) for kind in KINDS}
+def read_traffic(program: Program, settings: StepSettings) -> dict[Kind, Traffic]:
+    """Return the step's calls and payload bytes of each kind, and the sizes of their groups."""
+    return {kind: _traffic(program, settings, kind) for kind in KINDS}
 
 
 def read_reductions(program: Program) -> Reductions:
     """Return when the step reduces gradients."""
-    *earlier, last = (section for section in program.sections if section.name == "micro-step")
-    update = program.sections[-1]
+    *earlier, last, update = program.sections[1:]
     return Reductions(
         frozenset(kind for section in earlier for kind in _reducing(section)),
-        _reducing(last) | _reducing(update),
+        frozenset(_reducing(last)) | frozenset(_reducing(update)),
     )
 
 
-def _traffic(program: Program, kind: Kind) -> Traffic:
+def _traffic(program: Program, settings: StepSettings, kind: Kind) -> Traffic:
     found = [
-        (section.times, event)
+        (section.times, collective)
         for section in program.sections
-        for event in _collectives(section)
-        if event.kind == kind
+        for collective in _collectives(section)
+        if collective.kind == kind
     ]
     return Traffic(
         calls=sum(times for times, _ in found),
-        bytes=sum(times * event.bytes for times, event in found),
-        groups=frozenset(event.group for _, event in found),
+        bytes=sum(times * collective.bytes for times, collective in found),
+        group_sizes=tuple(sorted({settings.ranks_of(each.group) for _, each in found})),
     )
 
 
-def _collectives(section: Section) -> list[Collective]:
-    return [event for event in section.events if isinstance(event, Collective)]
+def _collectives(section: Section) -> Iterator[Collective]:
+    return (event for event in section.events if isinstance(event, Collective))
 
 
-def _reducing(section: Section) -> frozenset[Kind]:
-    return frozenset(event.kind for event in _collectives(section)) - {"all_gather"}
+def _reducing(section: Section) -> Iterator[Kind]:
+    return (each.kind for each in _collectives(section) if each.kind != "all_gather")
