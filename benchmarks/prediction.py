@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fitting import estimate_bytes, settings_of
-from benchmarks.machine_profile import MachineProfile
+from benchmarks.machine_profile import Curve, MachineProfile
 from benchmarks.record import Arm, Record
 from toolkit.errors import UsageError
 from toolkit.program.events import Collective
 from toolkit.program.readers.held import read_held
 from toolkit.program.readers.seconds import ComputeTimes, StepTime, read_seconds
-from toolkit.program.settings import Device
+from toolkit.program.settings import Device, StepSettings
 from toolkit.program.step import write_step
 
 MOST_SEQUENCES = 4096
@@ -25,51 +25,71 @@ MOST_SEQUENCES = 4096
 
 
 class ProfiledNetwork:
-    """What collectives take by a machine profile: of all ranks, and of no other groups."""
+    """What collectives take by machine profiles, each of one number of ranks over one link.
 
-    def __init__(self, profile: MachineProfile) -> None:
-        self.profile = profile
-        self.busy_cores = _busy_cores(profile)
+    A group of fewer ranks than there are takes what as many ranks took alone: that other groups use
+    the machine at the same time is not in it.
+    """
+
+    def __init__(self, profiles: Sequence[MachineProfile], settings: StepSettings) -> None:
+        self.profiles = {profile.world_size: profile for profile in profiles}
+        self.settings = settings
+        self.busy_cores = _busy_cores(profiles[0], settings.world_size)
 
     def seconds(self, collective: Collective) -> float:
         """Return the time of one call, read off the measured curve."""
-        return self.profile.collectives[collective.kind].seconds(collective.bytes)
+        return self._curve(collective).seconds(collective.bytes)
 
     def core_seconds(self, collective: Collective) -> float:
         """Return what a backend's threads take from the computation where no core is left."""
-        cpu_s_per_byte = self.profile.collectives[collective.kind].cpu_s_per_byte or 0.0
+        cpu_s_per_byte = self._curve(collective).cpu_s_per_byte or 0.0
         return self.busy_cores * cpu_s_per_byte * collective.bytes
 
+    def _curve(self, collective: Collective) -> Curve:
+        ranks = self.settings.ranks_of(collective.group)
+        return self.profiles[ranks].collectives[collective.kind]
 
-def _busy_cores(profile: MachineProfile) -> float:
+
+def _busy_cores(profile: MachineProfile, world_size: int) -> float:
     """Return the share of a rank's communication threads that has no core of its own, 0 to 1."""
     environment = profile.environment
-    free = environment.cores - profile.world_size * environment.threads
-    return 1 - min(1.0, max(0.0, free / profile.world_size))
+    free = environment.cores - world_size * environment.threads
+    return 1 - min(1.0, max(0.0, free / world_size))
 
 
-def predict_step(arm: Arm, compute: ComputeTimes, profile: MachineProfile) -> StepTime:
+def predict_step(arm: Arm, compute: ComputeTimes, profiles: Sequence[MachineProfile]) -> StepTime:
     """Return the step time of an arm.
 
+    Args:
+        arm: what is timed.
+        compute: what it computes.
+        profiles: what collectives take over its link, in groups of every size that it has.
+
     Raises:
-        UsageError: the strategy has no such mode, the profile has other ranks or another link, or
-            the arm's collectives run in groups that the profile does not measure.
+        UsageError: the strategy has no such mode, or no profile is of that link and group size.
     """
-    program = write_step(settings_of(arm, "cuda" if profile.backend == "nccl" else "cpu"))
-    groups = {event.group for event in program.events if isinstance(event, Collective)}
-    if "replicas" in groups:
-        raise UsageError(f"{arm.strategy} communicates in groups of ranks, which are not measured")
-    if arm.strategy != "single" and arm.world_size != profile.world_size:
-        raise UsageError(f"the profile is of {profile.world_size} ranks, not {arm.world_size}")
-    if arm.link_mbit_per_s != profile.link_mbit_per_s:
-        raise UsageError(
-            f"the profile's link is {profile.link_mbit_per_s} Mbit/s, not {arm.link_mbit_per_s}"
-        )
-    return read_seconds(program, compute, ProfiledNetwork(profile))
+    fitting = [each for each in profiles if each.link_mbit_per_s == arm.link_mbit_per_s]
+    if not fitting:
+        raise UsageError(f"no machine profile is of a link of {arm.link_mbit_per_s} Mbit/s")
+    settings = settings_of(arm, "cuda" if fitting[0].backend == "nccl" else "cpu")
+    missing = group_sizes(settings) - {profile.world_size for profile in fitting}
+    if missing:
+        raise UsageError(f"no machine profile is of {min(missing)} ranks over that link")
+    return read_seconds(write_step(settings), compute, ProfiledNetwork(fitting, settings))
+
+
+def group_sizes(settings: StepSettings) -> set[int]:
+    """Return the sizes of the groups that a step communicates in."""
+    events = write_step(settings).events
+    return {settings.ranks_of(each.group) for each in events if isinstance(each, Collective)}
 
 
 def break_even_micro_batch(
-    arm: Arm, compute: ComputeTimes, profile: MachineProfile, *, tolerance: float = 0.05
+    arm: Arm,
+    compute: ComputeTimes,
+    profiles: Sequence[MachineProfile],
+    *,
+    tolerance: float = 0.05,
 ) -> int | None:
     """Return from how many sequences per micro-step on sharded accumulation costs next to nothing.
 
@@ -79,7 +99,7 @@ def break_even_micro_batch(
     Args:
         arm: in either mode; its micro-batch does not matter.
         compute: of `arm.micro_batch_size` sequences.
-        profile: what collectives take.
+        profiles: what collectives take.
         tolerance: how much longer a step may take than with replicated accumulation.
 
     Returns:
@@ -92,7 +112,7 @@ def break_even_micro_batch(
     def suffices(sequences: int) -> bool:
         scaled = compute.scaled(sequences / arm.micro_batch_size)
         sharded, replicated = (
-            predict_step(in_mode(arm, mode), scaled, profile).step_s
+            predict_step(in_mode(arm, mode), scaled, profiles).step_s
             for mode in ("sharded", "replicated")
         )
         return sharded <= (1 + tolerance) * replicated

@@ -28,7 +28,7 @@ def test_ratio_falls_with_the_link_and_the_micro_batch() -> None:
     def ratio(bytes_per_s: float, factor: float = 1.0) -> float:
         compute = COMPUTE.scaled(factor)
         sharded, replicated = (
-            predict_step(small("zero2", mode), compute, profile(bytes_per_s=bytes_per_s)).step_s
+            predict_step(small("zero2", mode), compute, [profile(bytes_per_s=bytes_per_s)]).step_s
             for mode in ("sharded", "replicated")
         )
         return sharded / replicated
@@ -40,7 +40,7 @@ def test_ratio_falls_with_the_link_and_the_micro_batch() -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_break_even_is_the_first_micro_batch_that_costs_next_to_nothing(strategy: str) -> None:
     one = small(strategy, "sharded", micro_batch_size=2)
-    slow = profile(bytes_per_s=2e7)
+    slow = [profile(bytes_per_s=2e7)]
     found = break_even_micro_batch(one, COMPUTE, slow)
     assert found is not None
     assert found > 1
@@ -58,7 +58,8 @@ def test_break_even_is_the_first_micro_batch_that_costs_next_to_nothing(strategy
 
 def test_no_micro_batch_makes_up_for_a_link_that_hardly_moves() -> None:
     assert (
-        break_even_micro_batch(small("zero2", "sharded"), COMPUTE, profile(bytes_per_s=10)) is None
+        break_even_micro_batch(small("zero2", "sharded"), COMPUTE, [profile(bytes_per_s=10)])
+        is None
     )
 
 
@@ -74,15 +75,14 @@ def test_the_price_is_what_whole_gradients_hold_more() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"strategy": "hsdp", "world_size": 4}, "hsdp communicates in groups"),
-        ({"world_size": 4}, "the profile is of 2 ranks, not 4"),
-        ({"link_mbit_per_s": 100.0}, "the profile's link is None Mbit/s, not 100.0"),
+        ({"world_size": 4}, "no machine profile is of 4 ranks over that link"),
+        ({"link_mbit_per_s": 100.0}, "no machine profile is of a link of 100.0 Mbit/s"),
     ],
 )
 def test_what_the_profile_does_not_know_is_refused(changed: dict[str, Any], said: str) -> None:
     one = small(**({"strategy": "fsdp2", "accumulation": "sharded"} | changed))
     with pytest.raises(UsageError, match=said):
-        predict_step(one, COMPUTE, profile())
+        predict_step(one, COMPUTE, [profile()])
 
 
 def test_computation_comes_from_the_fastest_link_and_the_replicated_mode() -> None:
@@ -99,3 +99,12 @@ def test_computation_comes_from_the_fastest_link_and_the_replicated_mode() -> No
     ]
     assert compute_of(records, wanted) == ComputeTimes(0.1, 0.2, 0.1)
     assert compute_of(records, small("zero2", "sharded")) is None
+
+
+def test_hybrid_sharding_takes_the_time_of_its_groups() -> None:
+    one = small("hsdp", "sharded", world_size=4)
+    slow, fast = (
+        predict_step(one, COMPUTE, [profile(bytes_per_s=rate, world_size=2)]) for rate in (1e7, 1e8)
+    )
+    assert slow.communication_s == pytest.approx(10 * fast.communication_s)
+    assert fast.communication_s > 0

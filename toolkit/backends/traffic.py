@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "other"]
+EngineKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+"""What the engines use."""
+Kind = Literal[EngineKind, "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -1,7 +1,8 @@
 """What an engine does around the model's own walk; one subclass per engine family."""
 
+from toolkit.backends.traffic import EngineKind
 from toolkit.model.tensors import Tensor, model_tensors
-from toolkit.program.events import Collective, Group, Kind, Program
+from toolkit.program.events import Collective, Group, Program
 from toolkit.program.settings import StepSettings
 from toolkit.program.work import update_work
 
@@ -65,7 +66,7 @@ class EngineWalk:
 
     def communicate(
         self,
-        kind: Kind,
+        kind: EngineKind,
         elements: int,
         width: int,
         *,

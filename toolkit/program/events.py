@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from toolkit.backends.traffic import Kind
+from toolkit.backends.traffic import EngineKind
 
 Part = Literal[
     "parameters", "gradients", "optimizer", "activations", "loss", "communication", "other"
@@ -78,7 +78,7 @@ class Collective:
             where the host runs ahead of the device it starts then, not here.
     """
 
-    kind: Kind
+    kind: EngineKind
     bytes: int
     width: int
     group: Group
