@@ -1,7 +1,7 @@
 """Collectives in numbers: what was counted on a running program, and what a step's program says."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 EngineKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 """What the engines use."""
@@ -21,3 +21,10 @@ class Traffic:
     calls: int
     bytes: int
     group_sizes: tuple[int, ...] = ()
+
+
+class Reductions(NamedTuple):
+    """Kinds of collective that reduce gradients before the window's last micro-step, and in it."""
+
+    earlier: frozenset[Kind]
+    at_boundary: frozenset[Kind]

@@ -140,7 +140,7 @@ class Loop:
                 self._end_early(signal.Signals(stop).name)
 
     def _watch(self) -> AbstractContextManager[None]:
-        return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
+        return check_first_step(self.engine, self.run.reductions)
 
     def _can_measure(self, done: int) -> bool:
         """A GPU's allocator counts at no cost; a CPU's only in one profiled step, the second."""

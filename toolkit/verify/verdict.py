@@ -10,7 +10,6 @@ from toolkit.backends.traffic import Kind, Traffic
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.held import read_held
 from toolkit.program.readers.traffic import read_traffic
-from toolkit.program.settings import StepSettings
 from toolkit.program.step import write_step
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
@@ -78,7 +77,10 @@ def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
     measure = _yardstick(_of_reference(case), sizes)
     difference = compare(outcome.trajectory, measure.exact)
     limits = _limits(case, measure)
-    settings = _counted_step(arm, case, sizes)
+    # The last step is the counted one.
+    settings = case.step_settings(
+        case.steps - 1, sizes, arm.strategy, world_size=arm.world_size, replicas=arm.replicas
+    )
     program = write_step(settings)
     expected, held = read_traffic(program, settings), read_held(program)
     problems = [
@@ -146,25 +148,6 @@ def traffic_problems(
                 ", ".join(map(str, traffic.group_sizes)) or "no" for traffic in (seen, should)
             )
             yield f"{kind} in groups of {found} ranks, not {right}"
-
-
-def _counted_step(arm: Arm, case: Case, sizes: ModelSizes) -> StepSettings:
-    """Return the settings of a case's last step, which is the counted one."""
-    plan = case.plan(arm.world_size, seq_len=sizes.block_size)
-    return StepSettings(
-        sizes=sizes,
-        strategy=arm.strategy,
-        accumulation=case.accumulation,
-        world_size=arm.world_size,
-        replicas=arm.replicas,
-        micro_batch_size=plan.micro_batch_size,
-        seq_len=plan.seq_len,
-        grad_accum_steps=case.micro_steps(case.steps - 1),
-        precision=case.precision,
-        activation_checkpointing=case.activation_checkpointing,
-        loss=case.loss,
-        compile=case.compile,
-    )
 
 
 def _memory_problems(outcome: Outcome, expected: int | None) -> Iterator[str]:

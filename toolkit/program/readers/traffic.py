@@ -1,18 +1,10 @@
 """The table of collectives: what a step communicates, by kind, and when it reduces gradients."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from toolkit.backends.traffic import KINDS, Kind, Traffic
+from toolkit.backends.traffic import KINDS, Kind, Reductions, Traffic
 from toolkit.program.events import Collective, Program, Section
 from toolkit.program.settings import StepSettings
-
-
-class Reductions(NamedTuple):
-    """Kinds of collective that reduce gradients before the window's last micro-step, and in it."""
-
-    earlier: frozenset[Kind]
-    at_boundary: frozenset[Kind]
 
 
 def read_traffic(program: Program, settings: StepSettings) -> dict[Kind, Traffic]:
