@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 from toolkit.backends import deepspeed_config
 from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET, LARGEST_BUCKET, bucket_elements
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
-from toolkit.memory.settings import StepSettings
 from toolkit.model.sizes import ModelSizes
 from toolkit.model.tensors import model_tensors
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import estimate_peak
 
 MODELS = {
     "13B on 64 ranks": (ModelSizes(40, 40, 5120, 50_304, 1024), 64),

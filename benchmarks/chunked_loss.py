@@ -27,7 +27,7 @@ from benchmarks.overhead_arms.compared import spread
 from benchmarks.overhead_arms.workload import Loss
 from toolkit.backends.strategies import Precision
 from toolkit.home import expand_words
-from toolkit.memory.estimate import estimate_peak
+from toolkit.program.step import estimate_peak
 
 RESULTS = Path(__file__).parent / "results"
 LOSSES: tuple[Loss, ...] = ("plain", "chunked")

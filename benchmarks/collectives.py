@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import collectives_rank
+from benchmarks.fitting import settings_of
 from benchmarks.links import Link, check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.machine_profile import (
@@ -37,6 +38,7 @@ from benchmarks.machine_profile import (
     fit_curve,
     read_profile,
 )
+from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
 from benchmarks.sweep import run_app
 from toolkit.errors import HangError, ToolkitError, UsageError
@@ -154,7 +156,11 @@ def missing_profiles(folder: Path) -> dict[Path, tuple[int, float | None]]:
         raise UsageError(f"{folder}: no records, so there is no link to measure")
     there = [read_profile(path) for path in folder.glob("profile*.json")]
     known = {(profile.world_size, profile.link_mbit_per_s) for profile in there}
-    wanted = {(arm.world_size, arm.link_mbit_per_s): None for arm in arms if arm.world_size > 1}
+    wanted = {
+        (ranks, arm.link_mbit_per_s): None
+        for arm in arms
+        for ranks in sorted(group_sizes(settings_of(arm, "cpu")))
+    }
     return {
         folder / _profile_name(ranks, rate): (ranks, rate)
         for ranks, rate in wanted

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.machine_profile import KINDS, Kind
+from benchmarks.machine_profile import KINDS
+from toolkit.backends.traffic import EngineKind
 from toolkit.ownership import follow
 
 SAMPLE_S = 0.5
@@ -55,7 +56,7 @@ def main(rank: int, world_size: int, meeting: str, results: str) -> None:
     dist.destroy_process_group()
 
 
-def measure_collective(kind: Kind, device: torch.device) -> list[dict[str, Any]]:
+def measure_collective(kind: EngineKind, device: torch.device) -> list[dict[str, Any]]:
     """Return points of growing payload; every rank agrees on how many."""
     points = []
     size = SMALLEST_BYTES
@@ -67,7 +68,7 @@ def measure_collective(kind: Kind, device: torch.device) -> list[dict[str, Any]]
     return points
 
 
-def measure_payload(kind: Kind, size: int, device: torch.device) -> dict[str, Any]:
+def measure_payload(kind: EngineKind, size: int, device: torch.device) -> dict[str, Any]:
     """Return one point, in the fields of `benchmarks.machine_profile.Point`."""
     call = build_call(kind, size, device)
     # The first call of a payload sets up buffers, and its time says how many fit.
@@ -87,11 +88,11 @@ def measure_payload(kind: Kind, size: int, device: torch.device) -> dict[str, An
     }
 
 
-def build_call(kind: Kind, size: int, device: torch.device) -> Callable[[], object]:
+def build_call(kind: EngineKind, size: int, device: torch.device) -> Callable[[], object]:
     """Return a collective on fp32 tensors, by the calls that engines make."""
     whole = torch.zeros(size // 4, device=device)
     part = torch.zeros(size // 4 // dist.get_world_size(), device=device)
-    calls: dict[Kind, Callable[[], object]] = {
+    calls: dict[EngineKind, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),

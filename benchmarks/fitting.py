@@ -9,9 +9,9 @@ from benchmarks.machine import Machine
 from benchmarks.record import Arm
 from toolkit.backends.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
 from toolkit.memory.calibration import Calibration, load_calibrations
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
-from toolkit.memory.settings import Device, StepSettings
+from toolkit.program.settings import Device, StepSettings
+from toolkit.program.step import estimate_peak
 
 PROCESS_BYTES = 600 * 2**20
 """What a rank on a CPU takes beside its tensors, rounded up: 312 MiB of memory of its own and 168
@@ -20,7 +20,12 @@ MiB of its launcher's, measured with torch 2.13 for CPUs, accelerate 1.15 and de
 
 def estimate_bytes(arm: Arm, device: Device) -> int:
     """Return what one rank is expected to allocate at most."""
-    settings = StepSettings(
+    return estimate_peak(settings_of(arm, device)).total
+
+
+def settings_of(arm: Arm, device: Device) -> StepSettings:
+    """Return the settings of an arm's step."""
+    return StepSettings(
         sizes=arm.model.model_sizes(),
         strategy=arm.strategy,
         accumulation=arm.accumulation,
@@ -36,7 +41,6 @@ def estimate_bytes(arm: Arm, device: Device) -> int:
         compile=arm.compile,
         device=device,
     )
-    return estimate_peak(settings).total
 
 
 def needed_bytes(arm: Arm, machine: Machine) -> int:

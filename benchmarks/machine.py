@@ -13,8 +13,8 @@ import psutil
 
 from benchmarks.record import Environment
 from toolkit.backends.strategies import Precision
-from toolkit.memory.settings import Device
 from toolkit.model.sizes import ModelSizes
+from toolkit.program.settings import Device
 from toolkit.training.run_folder import git_state, package_versions
 
 TFLOP = 1e12

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from math import log
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.record import Environment
+from toolkit.backends.traffic import EngineKind
 from toolkit.errors import UsageError
 
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather"]
-KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+KINDS: tuple[EngineKind, ...] = get_args(EngineKind)
 
 
 class _Model(BaseModel):
@@ -83,7 +83,7 @@ class MachineProfile(_Model):
     world_size: int
     backend: str
     link_mbit_per_s: float | None
-    collectives: dict[Kind, Curve]
+    collectives: dict[EngineKind, Curve]
     matmul_flops_per_s: float
 
 
@@ -124,7 +124,7 @@ def _line_through(lower: Point, upper: Point) -> tuple[float, float] | None:
     return max(0.0, lower.seconds - lower.bytes / bytes_per_s), bytes_per_s
 
 
-def bus_factor(kind: Kind, world_size: int) -> float:
+def bus_factor(kind: EngineKind, world_size: int) -> float:
     """Return bus bandwidth per algorithm bandwidth: what the slowest wire carries per payload byte.
 
     nccl-tests, doc/PERFORMANCE.md: 2 (n - 1) / n for all-reduce, (n - 1) / n for the other two.

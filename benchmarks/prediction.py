@@ -1,8 +1,8 @@
 """What a step should take: computation, communication by the measured curve, and their overlap.
 
 Pure: imports no torch. Nothing is fitted to step times. What an arm computes comes from another
-arm's split (`compute_of`), what its collectives take from the machine profile, their payloads from
-the byte formulas, and what overlaps from the engine (`benchmarks.step_walk`).
+arm's split (`compute_of`), what its collectives take from the machine profile, and which of them
+there are, how large they are and what overlaps from the step's program (`toolkit.program`).
 """
 
 from bisect import bisect_left
@@ -10,67 +10,86 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fitting import estimate_bytes
-from benchmarks.machine_profile import MachineProfile
+from benchmarks.fitting import estimate_bytes, settings_of
+from benchmarks.machine_profile import Curve, MachineProfile
 from benchmarks.record import Arm, Record
-from benchmarks.step_walk import DdpWalk, Fsdp2Walk, StepWalk
-from benchmarks.timeline import Compute
-from benchmarks.zero_walk import Zero3Walk, Zero12Walk
-from toolkit.backends.held_gradients import held_gradient_bytes
-from toolkit.backends.strategies import Strategy, check_accumulation, replicas_of
 from toolkit.errors import UsageError
-from toolkit.memory.settings import Device
+from toolkit.program.events import Collective
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.seconds import ComputeTimes, StepTime, read_seconds
+from toolkit.program.settings import Device, StepSettings
+from toolkit.program.step import write_step
 
-WALKS: dict[Strategy, type[StepWalk]] = {
-    "single": StepWalk,
-    "ddp": DdpWalk,
-    "fsdp2": Fsdp2Walk,
-    "fsdp2_no_reshard": Fsdp2Walk,
-    "zero1": Zero12Walk,
-    "zero2": Zero12Walk,
-    "zero3": Zero3Walk,
-}
 MOST_SEQUENCES = 4096
 """Where the search for a break-even micro-batch ends."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds of one optimizer step.
+class ProfiledNetwork:
+    """What collectives take by machine profiles, each of one number of ranks over one link.
 
-    Attributes:
-        step_s: all of it.
-        communication_s: of its collectives.
-        exposed_s: of those, what the computation does not hide.
+    A group of fewer ranks than there are takes what as many ranks took alone: that other groups use
+    the machine at the same time is not in it.
     """
 
-    step_s: float
-    communication_s: float
-    exposed_s: float
+    def __init__(self, profiles: Sequence[MachineProfile], settings: StepSettings) -> None:
+        self.profiles = {profile.world_size: profile for profile in profiles}
+        self.settings = settings
+        self.busy_cores = _busy_cores(profiles[0], settings.world_size)
+
+    def seconds(self, collective: Collective) -> float:
+        """Return the time of one call, read off the measured curve."""
+        return self._curve(collective).seconds(collective.bytes)
+
+    def core_seconds(self, collective: Collective) -> float:
+        """Return what a backend's threads take from the computation where no core is left."""
+        cpu_s_per_byte = self._curve(collective).cpu_s_per_byte or 0.0
+        return self.busy_cores * cpu_s_per_byte * collective.bytes
+
+    def _curve(self, collective: Collective) -> Curve:
+        ranks = self.settings.ranks_of(collective.group)
+        return self.profiles[ranks].collectives[collective.kind]
 
 
-def predict_step(arm: Arm, compute: Compute, profile: MachineProfile) -> Prediction:
+def _busy_cores(profile: MachineProfile, world_size: int) -> float:
+    """Return the share of a rank's communication threads that has no core of its own, 0 to 1."""
+    environment = profile.environment
+    free = environment.cores - world_size * environment.threads
+    return 1 - min(1.0, max(0.0, free / world_size))
+
+
+def predict_step(arm: Arm, compute: ComputeTimes, profiles: Sequence[MachineProfile]) -> StepTime:
     """Return the step time of an arm.
 
+    Args:
+        arm: what is timed.
+        compute: what it computes.
+        profiles: what collectives take over its link, in groups of every size that it has.
+
     Raises:
-        UsageError: the strategy has no such mode, the profile has other ranks or another link, or
-            the arm's collectives run in groups that no profile measures.
+        UsageError: the strategy has no such mode, or no profile is of that link and group size.
     """
-    check_accumulation(arm.strategy, arm.accumulation)
-    if arm.strategy not in WALKS:
-        raise UsageError(f"{arm.strategy} communicates in groups of ranks, which are not measured")
-    if arm.strategy != "single" and arm.world_size != profile.world_size:
-        raise UsageError(f"the profile is of {profile.world_size} ranks, not {arm.world_size}")
-    if arm.link_mbit_per_s != profile.link_mbit_per_s:
-        raise UsageError(
-            f"the profile's link is {profile.link_mbit_per_s} Mbit/s, not {arm.link_mbit_per_s}"
-        )
-    timeline = WALKS[arm.strategy](arm, compute, profile).walk()
-    return Prediction(timeline.now_s, timeline.communication_s, timeline.exposed_s)
+    fitting = [each for each in profiles if each.link_mbit_per_s == arm.link_mbit_per_s]
+    if not fitting:
+        raise UsageError(f"no machine profile is of a link of {arm.link_mbit_per_s} Mbit/s")
+    settings = settings_of(arm, "cuda" if fitting[0].backend == "nccl" else "cpu")
+    missing = group_sizes(settings) - {profile.world_size for profile in fitting}
+    if missing:
+        raise UsageError(f"no machine profile is of {min(missing)} ranks over that link")
+    return read_seconds(write_step(settings), compute, ProfiledNetwork(fitting, settings))
+
+
+def group_sizes(settings: StepSettings) -> set[int]:
+    """Return the sizes of the groups that a step communicates in."""
+    events = write_step(settings).events
+    return {settings.ranks_of(each.group) for each in events if isinstance(each, Collective)}
 
 
 def break_even_micro_batch(
-    arm: Arm, compute: Compute, profile: MachineProfile, *, tolerance: float = 0.05
+    arm: Arm,
+    compute: ComputeTimes,
+    profiles: Sequence[MachineProfile],
+    *,
+    tolerance: float = 0.05,
 ) -> int | None:
     """Return from how many sequences per micro-step on sharded accumulation costs next to nothing.
 
@@ -80,7 +99,7 @@ def break_even_micro_batch(
     Args:
         arm: in either mode; its micro-batch does not matter.
         compute: of `arm.micro_batch_size` sequences.
-        profile: what collectives take.
+        profiles: what collectives take.
         tolerance: how much longer a step may take than with replicated accumulation.
 
     Returns:
@@ -93,7 +112,7 @@ def break_even_micro_batch(
     def suffices(sequences: int) -> bool:
         scaled = compute.scaled(sequences / arm.micro_batch_size)
         sharded, replicated = (
-            predict_step(in_mode(arm, mode), scaled, profile).step_s
+            predict_step(in_mode(arm, mode), scaled, profiles).step_s
             for mode in ("sharded", "replicated")
         )
         return sharded <= (1 + tolerance) * replicated
@@ -124,17 +143,7 @@ def price_of_replicated(arm: Arm, device: Device) -> Price:
     held, peaks = [], []
     for mode in ("replicated", "sharded"):
         one = in_mode(arm, mode)
-        check_accumulation(one.strategy, one.accumulation)
-        held.append(
-            held_gradient_bytes(
-                one.strategy,
-                one.accumulation,
-                precision=one.precision,
-                sizes=one.model.model_sizes(),
-                world_size=one.world_size,
-                replicas=replicas_of(one.strategy),
-            )
-        )
+        held.append(read_held(write_step(settings_of(one, device))) or 0)
         peaks.append(estimate_bytes(one, device))
     return Price(held[0] - held[1], peaks[0] - peaks[1])
 
@@ -144,7 +153,7 @@ def in_mode(arm: Arm, mode: str) -> Arm:
     return arm.model_copy(update={"accumulation": mode})
 
 
-def compute_of(records: Sequence[Record], arm: Arm) -> Compute | None:
+def compute_of(records: Sequence[Record], arm: Arm) -> ComputeTimes | None:
     """Return what an arm computes, from the split of one that computes the same.
 
     The one with replicated accumulation on the fastest link, the machine's own above all; of the
@@ -167,7 +176,7 @@ def compute_of(records: Sequence[Record], arm: Arm) -> Compute | None:
     )
     micro_steps = best.arm.grad_accum_steps
     assert best.split is not None
-    return Compute(
+    return ComputeTimes(
         forward_s=best.split.forward_s / micro_steps,
         backward_s=best.split.backward_s / micro_steps,
         update_s=best.split.optimizer_s,

@@ -5,16 +5,20 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.batches import build_batches, on_device
-from benchmarks.record import Agreement, Arm, Bounds, ExpectedTraffic, Traffic
+from benchmarks.fitting import settings_of
+from benchmarks.record import Agreement, Arm, ExpectedTraffic, Traffic
 from benchmarks.reference import reference_step
 from benchmarks.split import measure_split
 from benchmarks.trainer import LR, ArmTrainer
-from toolkit.backends.collectives import KINDS, CollectiveCounter
-from toolkit.backends.communication import Expected, Range, expected_collectives
-from toolkit.backends.held_gradients import held_gradient_bytes
+from toolkit.backends.collectives import CollectiveCounter
 from toolkit.backends.launched import Launched
+from toolkit.backends.traffic import KINDS
 from toolkit.errors import ToolkitError
 from toolkit.memory.allocator import measure_peak
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.traffic import read_traffic
+from toolkit.program.settings import Device
+from toolkit.program.step import write_step
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify.arm import most_held, watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
@@ -126,7 +130,7 @@ def agree(found: dict[str, float], reference: tuple[float, float, float]) -> Agr
 def check_counts(
     trainer: ArmTrainer, counter: CollectiveCounter, *, held_bytes: int | None
 ) -> dict[str, Any]:
-    """Compare what a step communicated, and what was held in it, with the closed formulas.
+    """Compare what a step communicated, and what was held in it, with the step's program.
 
     Raises:
         DisagreementError: a count is another.
@@ -134,54 +138,24 @@ def check_counts(
     # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
     above = len(list(trainer.engine.named_parameters())) + 1
     traffic = {kind: counter.traffic(kind, above=above) for kind in KINDS}
-    expected = _expected_collectives(trainer.arm, trainer.launched)
-    expected_held = _expected_held(trainer.arm, trainer.launched)
+    device: Device = "cuda" if trainer.engine.device.type == "cuda" else "cpu"
+    settings = settings_of(trainer.arm, device)
+    program = write_step(settings)
+    expected, expected_held = read_traffic(program, settings), read_held(program)
     problems = list(traffic_problems(traffic, expected))
     if held_bytes != expected_held:
         problems.append(f"{held_bytes} bytes of gradients held, not {expected_held}")
     if problems:
-        raise DisagreementError("not what the formulas say: " + "; ".join(problems))
+        raise DisagreementError("not what the step's program says: " + "; ".join(problems))
     kinds = [kind for kind in KINDS if kind != "other"]
     return {
         "collectives": {
             kind: Traffic(calls=traffic[kind].calls, bytes=traffic[kind].bytes) for kind in kinds
         },
-        "expected_collectives": {kind: _as_record(expected[kind]) for kind in kinds},
+        "expected_collectives": {
+            kind: ExpectedTraffic(calls=expected[kind].calls, bytes=expected[kind].bytes)
+            for kind in kinds
+        },
         "gradient_bytes_held": held_bytes,
         "expected_gradient_bytes_held": expected_held,
     }
-
-
-def _expected_collectives(arm: Arm, launched: Launched) -> dict[str, Expected]:
-    return expected_collectives(
-        arm.strategy,
-        arm.accumulation,
-        sizes=arm.model.model_sizes(),
-        grad_accum_steps=arm.grad_accum_steps,
-        precision=arm.precision,
-        world_size=launched.world_size,
-        replicas=launched.replicas,
-    )
-
-
-def _expected_held(arm: Arm, launched: Launched) -> int | None:
-    if arm.grad_accum_steps == 1:
-        return None
-    return held_gradient_bytes(
-        arm.strategy,
-        arm.accumulation,
-        precision=arm.precision,
-        sizes=arm.model.model_sizes(),
-        world_size=launched.world_size,
-        replicas=launched.replicas,
-    )
-
-
-def _as_record(expected: Expected) -> ExpectedTraffic:
-    return ExpectedTraffic(calls=_bounds(expected.calls), bytes=_bounds(expected.bytes))
-
-
-def _bounds(count: Range) -> int | Bounds:
-    if count.at_least == count.at_most:
-        return count.at_least
-    return Bounds(low=count.at_least, high=count.at_most)

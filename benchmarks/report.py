@@ -9,7 +9,6 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +121,15 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
 
 
 def _predicted(arms: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Arm, float]:
-    """Return predicted seconds per step of the arms whose link has a profile."""
+    """Return predicted seconds per step of the arms whose link and groups have a profile."""
     records = [record for measured in arms for record in measured.records]
     found = {}
-    for arm, profile in product((measured.arm for measured in arms), profiles):
+    for arm in (measured.arm for measured in arms):
         compute = compute_of(records, arm)
-        # What the model does not know, such as groups within the world, it refuses.
+        # Where a profile is missing it is refused.
         with suppress(UsageError):
             if compute is not None:
-                found[arm] = predict_step(arm, compute, profile).step_s
+                found[arm] = predict_step(arm, compute, profiles).step_s
     return found
 
 

@@ -12,7 +12,7 @@ from benchmarks.comparison import (
     predicted_points,
 )
 from benchmarks.machine_profile import KINDS as PROFILED
-from benchmarks.machine_profile import Kind, MachineProfile, bus_factor
+from benchmarks.machine_profile import MachineProfile, bus_factor
 from benchmarks.measured import (
     KINDS,
     Measured,
@@ -28,6 +28,7 @@ from benchmarks.measured import (
     why_not_measured,
 )
 from benchmarks.record import Arm, Record
+from toolkit.backends.traffic import EngineKind
 
 MIB = 2**20
 NOTHING = "-"
@@ -117,7 +118,7 @@ def profile_table(profiles: Sequence[MachineProfile]) -> Table:
     )
 
 
-def _line(profile: MachineProfile, kind: Kind) -> str:
+def _line(profile: MachineProfile, kind: EngineKind) -> str:
     curve = profile.collectives[kind]
     bus = curve.bytes_per_s * bus_factor(kind, profile.world_size)
     return f"{1e3 * curve.latency_s:.2f} ms, {rounded(bus / 1e6)} MB/s"

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from toolkit.memory.settings import Device, StepSettings
 from toolkit.model.sizes import PRESETS, ModelSizes, preset_sizes
+from toolkit.program.settings import Device, StepSettings
 
 FOLDER = Path(__file__).parent
 _TRUTH: dict[str, bool | None] = {"yes": True, "True": True, "no": False, "False": False, "": None}

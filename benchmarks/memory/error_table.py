@@ -19,8 +19,8 @@ from benchmarks.memory.configurations import Configuration, load
 from benchmarks.memory.markdown import describe
 from benchmarks.memory.measure import ROOT, measure_group
 from benchmarks.memory.rivals import RIVALS
-from toolkit.memory.estimate import estimate_peak
-from toolkit.memory.ledger import Part
+from toolkit.program.events import Part
+from toolkit.program.step import estimate_peak
 
 RESULTS = ROOT / "benchmarks" / "results"
 ORACLE = RESULTS / "memory_oracle.csv"

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.memory.configurations import FOLDER
 from benchmarks.memory.rivals import RIVALS
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
-from toolkit.memory.settings import StepSettings
 from toolkit.model.sizes import ModelSizes
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import estimate_peak
 
 Rows = Sequence[dict[str, Any]]
 

@@ -12,9 +12,9 @@ a, L the sequence, micro-batch, width, heads and layers:
                                       34 s b h L
 """
 
-from toolkit.memory.settings import StepSettings
 from toolkit.memory.states import Stage, model_state_bytes
 from toolkit.model.tensors import model_tensors
+from toolkit.program.settings import StepSettings
 
 _STAGES: dict[str, Stage] = {"zero1": 1, "zero2": 2, "zero3": 3}
 

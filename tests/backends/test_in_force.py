@@ -29,7 +29,7 @@ def build(case: Case = CASE) -> Engine:
 
 
 def watched_step(engine: Engine, *, lr: float = 1e-3) -> None:
-    with check_first_step(engine, grad_accum_steps=CASE.grad_accum_steps):
+    with check_first_step(engine, arm.reductions_of(CASE, TINY, SINGLE)):
         train_step(engine, arm.own_micro_batches(CASE, TINY, engine, 0), lr=lr)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Arm, Record
-from toolkit.backends.communication import Range, expected_collectives
-from toolkit.backends.held_gradients import held_gradient_bytes
+from tests.program.communication import Range, expected_collectives
+from tests.program.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Accumulation, Strategy, replicas_of
 from toolkit.model.sizes import ModelSizes
 

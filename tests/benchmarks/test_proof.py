@@ -1,6 +1,5 @@
 """One arm in this process, and what is caught before it is timed."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,11 @@ from benchmarks.proof import DisagreementError, agree, first_step, prove
 from benchmarks.trainer import ArmTrainer
 from tests.benchmarks.arms import arm
 from tests.data.shard_files import write_llmc
-from toolkit.backends.communication import Expected, Range
 from toolkit.backends.launched import read_launch
+from toolkit.backends.traffic import Kind, Traffic
+from toolkit.program.events import Program
+from toolkit.program.readers.traffic import read_traffic
+from toolkit.program.settings import StepSettings
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -70,14 +72,11 @@ def test_a_model_that_is_not_the_reference_s_is_caught(monkeypatch: pytest.Monke
         proved()
 
 
-def test_counts_that_are_not_the_formulas_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    formulas = proof._expected_collectives
+def test_counts_that_are_not_the_programs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(program: Program, settings: StepSettings) -> dict[Kind, Traffic]:
+        return read_traffic(program, settings) | {"all_reduce": Traffic(1, 4)}
 
-    def one_more(*arguments: Any) -> dict[str, Expected]:
-        found = formulas(*arguments)
-        return found | {"all_reduce": replace(found["all_reduce"], bytes=Range(4, 4))}
-
-    monkeypatch.setattr(proof, "_expected_collectives", one_more)
-    monkeypatch.setattr(proof, "_expected_held", lambda *_: 17)
+    monkeypatch.setattr(proof, "read_traffic", another)
+    monkeypatch.setattr(proof, "read_held", lambda _: 17)
     with pytest.raises(DisagreementError, match=r"all_reduce 0 bytes, not 4; .* held, not 17"):
         proved()

@@ -53,15 +53,17 @@ def missing_bootstrap() -> None:
     PartialState._reset_state()
 
 
-def watched_step(engine: Engine, *, watch: bool = True) -> None:
-    with check_first_step(engine, grad_accum_steps=4) if watch else nullcontext():
-        train_step(engine, arm.own_micro_batches(CASE, TINY, engine, 0), lr=0.1)
+def watched_step(engine: Engine, case: Case = CASE, *, watch: bool = True) -> None:
+    reductions = arm.reductions_of(case, TINY, LAUNCHED)
+    with check_first_step(engine, reductions) if watch else nullcontext():
+        train_step(engine, arm.own_micro_batches(case, TINY, engine, 0), lr=0.1)
 
 
 def never_communicates_before_the_last() -> None:
-    engine = arm.build_case(replace(CASE, accumulation="sharded"), TINY, LAUNCHED)
+    case = replace(CASE, accumulation="sharded")
+    engine = arm.build_case(case, TINY, LAUNCHED)
     engine._before_last_micro_step = engine.model.no_sync  # type: ignore[method-assign]
-    say("does not communicate when it should", refusal(lambda: watched_step(engine)))
+    say("does not communicate when it should", refusal(lambda: watched_step(engine, case)))
 
 
 def replicas() -> None:

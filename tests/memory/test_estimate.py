@@ -4,21 +4,23 @@ import time
 
 import pytest
 
+from tests.program.held_gradients import held_gradient_bytes
 from toolkit.backends.deepspeed_config import zero_optimization
-from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
-from toolkit.memory import loss_walk, zero_walk
-from toolkit.memory.estimate import build_engine_walk, estimate_peak, walk_step
-from toolkit.memory.fsdp2_walk import Fsdp2Walk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.model_walk import ModelWalk
-from toolkit.memory.settings import StepSettings, settings_of_run
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
-from toolkit.memory.zero12_walk import Zero12Walk
 from toolkit.model import loss
 from toolkit.model.sizes import ModelSizes, preset_sizes
+from toolkit.program import loss as loss_walk
+from toolkit.program import zero as zero_walk
+from toolkit.program.events import Collective, Program
+from toolkit.program.fsdp2 import Fsdp2Walk
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.peak import changes, read_peak, totals
+from toolkit.program.settings import StepSettings, settings_of_run
+from toolkit.program.step import build_engine_walk, estimate_peak, write_step
+from toolkit.program.zero12 import Zero12Walk
 
 PAIRS = supported_pairs()
 
@@ -59,15 +61,14 @@ def test_a_step_frees_what_it_allocates(strategy, accumulation, precision, check
         dropout=0.1 if checkpointing else 0.0,
         grad_accum_steps=3,
     )
-    between = Ledger()
+    between = Program()
     build_engine_walk(settings, between).start()
-    ledger = walk_step(settings)
     held = dict.fromkeys(estimate_peak(settings).parts, 0)
-    for size, part in ledger.events:
+    for part, size in changes(write_step(settings)):
         held[part] += size
         assert held[part] >= 0
     replaced = 4 * settings.sizes.parameter_count if (strategy, accumulation) == PAIRS[1] else 0
-    assert sum(held.values()) - held["other"] == between.totals()[-1] - replaced
+    assert sum(held.values()) - held["other"] == totals(between)[-1] - replaced
 
 
 @pytest.mark.parametrize(("strategy", "accumulation"), PAIRS)
@@ -79,9 +80,9 @@ def test_the_parts_sum_to_the_peak(strategy, accumulation) -> None:
 
 def test_a_sum_that_is_not_freed_is_found() -> None:
     """The check above is one that can fail."""
-    ledger = walk_step(step())
-    ledger.drop("gradients", 1)
-    assert ledger.totals()[-1] < walk_step(step()).totals()[-1]
+    program = write_step(step())
+    program.free("gradients", 1)
+    assert totals(program)[-1] < totals(write_step(step()))[-1]
 
 
 def test_replicated_accumulation_holds_all_gradients_and_sharded_a_share() -> None:
@@ -100,18 +101,13 @@ def test_gradients_held_between_micro_steps_are_those_of_the_closed_formula(
     strategy, accumulation, precision
 ) -> None:
     settings = step(
-        strategy, accumulation, precision=precision, sizes=preset_sizes("gpt2", vocab_size=50_304)
+        strategy,
+        accumulation,
+        precision=precision,
+        sizes=preset_sizes("gpt2", vocab_size=50_304),
+        grad_accum_steps=3,
     )
-    ledger = Ledger()
-    engine = build_engine_walk(settings, ledger)
-    engine.start()
-    for micro_step in range(2):
-        engine.begin_micro_step(micro_step, is_last=False)
-        model = ModelWalk(settings, ledger, engine)
-        model.forward()
-        model.backward()
-    held = sum(size for size, part in ledger.events if part == "gradients")
-    assert held == held_gradient_bytes(
+    assert read_held(write_step(settings)) == held_gradient_bytes(
         strategy,
         accumulation,
         precision=precision,
@@ -124,10 +120,13 @@ def test_gradients_held_between_micro_steps_are_those_of_the_closed_formula(
 def test_what_stays_gathered_is_gathered_once_per_window() -> None:
     def gathers_of_the_root(accumulation: Accumulation) -> int:
         settings = step("fsdp2_no_reshard", accumulation, grad_accum_steps=3)
-        ledger = walk_step(settings)
-        root = Fsdp2Walk(settings, ledger).root
-        # In bf16; what is reduced is fp32.
-        return ledger.events.count((2 * root.gathered, "communication"))
+        root = Fsdp2Walk(settings, Program()).root
+        gathers = [
+            event.bytes
+            for event in write_step(settings).events
+            if isinstance(event, Collective) and event.kind == "all_gather"
+        ]
+        return gathers.count(2 * root.gathered)
 
     assert gathers_of_the_root("sharded") == 3 * gathers_of_the_root("replicated") > 0
 
@@ -204,12 +203,12 @@ def test_settings_are_the_runs(run_file) -> None:
 def test_ddp_without_bucket_views_holds_a_second_set_of_gradients() -> None:
     parameters = preset_sizes("gpt2").parameter_count
     views, apart, freed = (
-        walk_step(step("ddp", "sharded", gradient_as_bucket_view=view, set_to_none=freed))
+        write_step(step("ddp", "sharded", gradient_as_bucket_view=view, set_to_none=freed))
         for view, freed in ((True, None), (False, None), (False, True))
     )
-    assert apart.totals()[-1] - views.totals()[-1] == 4 * parameters
-    assert apart.peak().total - views.peak().total == 4 * parameters
-    assert freed.totals()[-1] == views.totals()[-1]
+    assert totals(apart)[-1] - totals(views)[-1] == 4 * parameters
+    assert read_peak(apart).total - read_peak(views).total == 4 * parameters
+    assert totals(freed)[-1] == totals(views)[-1]
 
 
 @pytest.mark.parametrize("views", [True, False])
@@ -225,10 +224,13 @@ def test_gradients_stay_between_steps_only_where_they_are_zeroed(
         gradient_as_bucket_view=views,
         grad_accum_steps=3,
     )
-    between = Ledger()
+    between = Program()
     build_engine_walk(settings, between).start()
-    held = sum(size for size, part in between.events if part == "gradients")
-    assert held == sum(size for size, part in walk_step(settings).events if part == "gradients")
+    held, after = (
+        sum(size for part, size in changes(program) if part == "gradients")
+        for program in (between, write_step(settings))
+    )
+    assert held == after
     if strategy == "single" or strategy.startswith("fsdp2"):
         assert (held == 0) is frees
 
@@ -247,11 +249,12 @@ def test_a_compiled_block_keeps_what_cannot_be_computed_again_at_least() -> None
 
 def test_one_rank_gathers_nothing() -> None:
     for strategy in ("fsdp2", "zero3"):
-        alone = walk_step(step(strategy, "sharded", world_size=1, precision="fp32"))
-        gathered = [size for size, part in alone.events if part == "communication" and size > 0]
-        two = walk_step(step(strategy, "sharded", world_size=2, precision="fp32"))
-        more = [size for size, part in two.events if part == "communication" and size > 0]
-        assert len(gathered) < len(more)
+        alone, two = (
+            [event.kind for event in write_step(settings).events if isinstance(event, Collective)]
+            for settings in (step(strategy, "sharded", world_size=ranks) for ranks in (1, 2))
+        )
+        assert "all_gather" in two
+        assert "all_gather" not in alone
 
 
 def test_what_stage_3_gathers_ahead_follows_from_the_sizes_it_is_given(monkeypatch) -> None:
@@ -289,7 +292,7 @@ def test_one_rank_keeps_only_the_large_gradients_of_its_own_part() -> None:
     settings = step(
         "zero2", "sharded", sizes=ModelSizes(96, 96, width, 50_304, 1024), world_size=1024
     )
-    assert Zero12Walk(settings, Ledger()).may_stay == 8 * width**2
+    assert Zero12Walk(settings, Program()).may_stay == 8 * width**2
 
 
 def test_offloaded_masters_and_moments_are_not_on_the_device() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from toolkit.backends.strategies import supported_pairs
 from toolkit.memory.calibration import Calibration
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import Gpu, find_gpu
 from toolkit.memory.largest import StepTokens, _largest, largest_micro_batch
-from toolkit.memory.settings import StepSettings
 from toolkit.model.sizes import ModelSizes, preset_sizes
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import estimate_peak
 
 SMALL = ModelSizes(n_layer=2, n_head=2, n_embd=64, vocab_size=512, block_size=64)
 

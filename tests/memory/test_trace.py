@@ -8,8 +8,8 @@ import pytest
 
 TRACE = """
 import json
-from toolkit.memory.estimate import estimate_peak
-from toolkit.memory.settings import StepSettings
+from toolkit.program.step import estimate_peak
+from toolkit.program.settings import StepSettings
 from toolkit.memory.trace import trace_row
 from toolkit.model.sizes import ModelSizes
 

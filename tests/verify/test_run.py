@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toolkit.backends.collectives import Traffic
+from toolkit.backends.traffic import Traffic
 from toolkit.model.sizes import PADDED_VOCAB_SIZE
 from toolkit.verify import reference
 from toolkit.verify.cases import TINY, Case
@@ -108,7 +108,7 @@ def test_one_reduction_too_many_is_named(right: Outcome) -> None:
 def test_the_wrong_number_of_calls_and_the_wrong_group_are_named(right: Outcome) -> None:
     calls = {**right.traffic, "all_reduce": Traffic(99, 4 * TINY.parameter_count, (4,))}
     found = problems(replace(right, traffic=calls))
-    assert "all_reduce 99 calls, not 1 to 28" in found
+    assert "all_reduce 99 calls, not 1" in found
     assert "all_reduce in groups of 4 ranks, not 2" in found
 
 

@@ -8,15 +8,13 @@ it is, what is gathered once it is.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from toolkit.backends.torch_internals import TorchDispatchMode, process_group_of
-
-Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "other"]
-KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "other")
+from toolkit.backends.traffic import Kind, Traffic
 
 _RESULT = -1
 # Operator to kind, and the position of the argument that is the whole tensor, or a list of parts.
@@ -51,15 +49,6 @@ class Collective:
     itemsize: int
     ranks: tuple[int, ...]
     at_boundary: bool
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Calls of one kind, the bytes of their payloads together, and the sizes of their groups."""
-
-    calls: int
-    bytes: int
-    group_sizes: tuple[int, ...] = ()
 
 
 class CollectiveCounter(TorchDispatchMode):

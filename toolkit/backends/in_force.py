@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor, Shard
 from toolkit.backends.build import TORCH_DTYPES
 from toolkit.backends.collectives import CollectiveCounter
 from toolkit.backends.engine import Engine
-from toolkit.backends.strategies import FSDP2_STRATEGIES, Accumulation, Precision, Strategy
+from toolkit.backends.strategies import FSDP2_STRATEGIES, Precision
 from toolkit.backends.torch_internals import mixed_precision, reshards_after_forward
+from toolkit.backends.traffic import Reductions
 from toolkit.errors import UsageError
 
 
@@ -178,8 +179,12 @@ def _window_dtypes(engine: Engine) -> set[torch.dtype]:
 
 
 @contextmanager
-def check_first_step(engine: Engine, *, grad_accum_steps: int) -> Iterator[None]:
+def check_first_step(engine: Engine, reductions: Reductions) -> Iterator[None]:
     """Watch one update and compare what it did with what was asked.
+
+    Args:
+        engine: freshly built.
+        reductions: when it should reduce gradients, by what.
 
     Raises:
         UsageError: gradients were not communicated at the micro-steps where the accumulation mode
@@ -196,7 +201,7 @@ def check_first_step(engine: Engine, *, grad_accum_steps: int) -> Iterator[None]
         Fact("most parameters moved", True, engine.step_was_skipped or 2 * still < len(before)),
     ]
     if engine.world_size > 1:
-        facts += _reduction_facts(engine, counter, several=grad_accum_steps > 1)
+        facts += _reduction_facts(engine, counter, reductions)
     _raise_differences(facts)
 
 
@@ -215,7 +220,7 @@ def _state_dtypes(engine: Engine) -> set[torch.dtype]:
     return {moment.dtype for moment in moments}
 
 
-def _reduction_facts(engine: Engine, counter: CollectiveCounter, *, several: bool) -> list[Fact]:
+def _reduction_facts(engine: Engine, counter: CollectiveCounter, asked: Reductions) -> list[Fact]:
     """Kinds of gradient reduction on both sides of the window's boundary."""
     # A loss or a vector of norms is no gradient.
     above = len(list(engine.named_parameters()))
@@ -223,20 +228,7 @@ def _reduction_facts(engine: Engine, counter: CollectiveCounter, *, several: boo
     for call in counter.seen:
         if call.kind in ("all_reduce", "reduce_scatter") and call.elements > above:
             found[call.at_boundary].add(call.kind)
-    asked = _asked_reductions(engine.launched.strategy, engine.accumulation)
-    at_boundary = _asked_reductions(engine.launched.strategy, "sharded")
-    earlier = asked if several else set()
     return [
-        Fact("gradient reductions before the last micro-step", earlier, found[False]),
-        Fact("gradient reductions at the last micro-step", at_boundary, found[True]),
+        Fact("gradient reductions before the last micro-step", set(asked.earlier), found[False]),
+        Fact("gradient reductions at the last micro-step", set(asked.at_boundary), found[True]),
     ]
-
-
-def _asked_reductions(strategy: Strategy, accumulation: Accumulation) -> set[str]:
-    """Kinds of gradient reduction at a micro-step that is not the last; the last has them all."""
-    if accumulation == "replicated":
-        return set()
-    if strategy == "hsdp" and accumulation == "sharded":
-        return {"reduce_scatter", "all_reduce"}
-    # ZeRO-2 all-reduces its buckets and keeps its own part, whatever its configuration calls it.
-    return {"all_reduce"} if strategy in ("ddp", "zero1", "zero2") else {"reduce_scatter"}

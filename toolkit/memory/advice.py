@@ -2,11 +2,11 @@
 
 from toolkit.backends.launched import Launched
 from toolkit.config import RunConfig
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB
-from toolkit.memory.ledger import Peak
 from toolkit.memory.report import describe_parts
-from toolkit.memory.settings import Device, settings_of_run
+from toolkit.program.readers.peak import Peak
+from toolkit.program.settings import Device, settings_of_run
+from toolkit.program.step import estimate_peak
 
 
 def estimate_run(config: RunConfig, launched: Launched, *, device_type: str) -> Peak:

@@ -16,8 +16,8 @@ from toolkit.memory.hardware import Gpu, find_gpu, in_gib, load_gpus
 from toolkit.memory.largest import StepTokens, largest_micro_batch
 from toolkit.memory.report import Row, as_json, estimate_row, print_table
 from toolkit.memory.rows import Ranks, build_rows
-from toolkit.memory.settings import Device, StepSettings
 from toolkit.memory.states import checkpoint_bytes
+from toolkit.program.settings import Device, StepSettings
 
 TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
 """DDP's reducer and DeepSpeed refuse tensors without data."""

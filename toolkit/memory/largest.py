@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from math import isqrt
 
 from toolkit.config.sections import MAX_MICRO_BATCH
-from toolkit.memory.estimate import WALKED_MICRO_STEPS, walk_step
 from toolkit.memory.hardware import Gpu
-from toolkit.memory.settings import StepSettings
+from toolkit.program.readers.peak import read_peak
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import WALKED_MICRO_STEPS, write_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def largest_micro_batch(settings: StepSettings, tokens: StepTokens, gpu: Gpu) ->
 
     def fits(size: int) -> bool:
         step = replace(settings, micro_batch_size=size, grad_accum_steps=micro_steps(size))
-        return gpu.holds(walk_step(step).peak().total)
+        return gpu.holds(read_peak(write_step(step)).total)
 
     sizes = tokens.micro_batches(seq_len=settings.seq_len, world_size=settings.world_size)
     return _largest(sizes, micro_steps, fits)

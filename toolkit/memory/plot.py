@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from toolkit.errors import UsageError
-from toolkit.memory.estimate import walk_step
 from toolkit.memory.hardware import GIB
-from toolkit.memory.ledger import PARTS, Part
-from toolkit.memory.settings import StepSettings
+from toolkit.program.events import PARTS, Part
+from toolkit.program.readers.peak import changes, read_peak, totals
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import write_step
 
 
 def plot_step(settings: StepSettings, path: Path) -> Path:
@@ -26,18 +27,19 @@ def plot_step(settings: StepSettings, path: Path) -> Path:
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
-    ledger = walk_step(settings)
+    program = write_step(settings)
     held = dict.fromkeys(PARTS, 0)
     curves: dict[Part, list[float]] = {part: [] for part in PARTS}
-    for size, changed in ledger.events:
+    for changed, size in changes(program):
         held[changed] += size
         for part in PARTS:
             curves[part].append(held[part] / GIB)
-    peak = ledger.peak()
-    event = ledger.totals().index(peak.total)
+    peak = read_peak(program)
+    sums = totals(program)
+    event = sums.index(peak.total)
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
-    axes.stackplot(range(len(ledger.events)), list(curves.values()), labels=PARTS, step="post")
+    axes.stackplot(range(len(sums)), list(curves.values()), labels=PARTS, step="post")
     axes.plot(event, peak.total / GIB, "kv")
     axes.annotate(
         f"{peak.total / GIB:.2f} GiB, {peak.moment}",

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.config.sections import MAX_MICRO_BATCH
-from toolkit.memory.estimate import estimate_peak
 from toolkit.memory.hardware import GIB, Gpu, in_gib
-from toolkit.memory.ledger import PARTS, Moment, Part
-from toolkit.memory.settings import StepSettings
+from toolkit.program.events import PARTS, Moment, Part
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import estimate_peak
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from toolkit.backends.strategies import (
 from toolkit.config import RunConfig
 from toolkit.errors import UsageError
 from toolkit.memory.largest import StepTokens
-from toolkit.memory.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
+from toolkit.program.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 
 
 @dataclass(frozen=True, kw_only=True)

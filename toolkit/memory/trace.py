@@ -31,11 +31,11 @@ from toolkit.backends.torch_internals import (
     memory_trackers,
 )
 from toolkit.config import OptimizerConfig
-from toolkit.memory.estimate import WALKED_MICRO_STEPS
-from toolkit.memory.ledger import PARTS, Part
 from toolkit.memory.report import Row
-from toolkit.memory.settings import StepSettings
 from toolkit.model.gpt2 import GPT2
+from toolkit.program.events import PARTS, Part
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import WALKED_MICRO_STEPS
 from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import train_step
 

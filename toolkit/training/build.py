@@ -13,11 +13,15 @@ from toolkit.backends.in_force import check_in_force
 from toolkit.backends.launched import Launched
 from toolkit.backends.process_group import start_process_group
 from toolkit.backends.torch_internals import find_cpp_compiler
+from toolkit.backends.traffic import Reductions
 from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
+from toolkit.program.readers.traffic import read_reductions
+from toolkit.program.settings import settings_of_run
+from toolkit.program.step import write_step
 from toolkit.training.agreement import agree, collect_facts
 from toolkit.training.batches import build_batches, build_val, plan_run
 from toolkit.training.optimizer import build_optimizer
@@ -34,6 +38,7 @@ class Run:
     Attributes:
         val: None where nothing is to be evaluated.
         data: the training data's `TokenStream.fingerprint`.
+        reductions: when a step should reduce gradients.
     """
 
     config: RunConfig
@@ -43,6 +48,7 @@ class Run:
     data: dict[str, Any]
     engine: Engine
     facts: list[str]
+    reductions: Reductions
 
 
 def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
@@ -79,7 +85,23 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     )
     checked = check_in_force(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked), *may_differ]
-    return Run(config, plan, batches, val, batches.dataset.stream.fingerprint(), engine, facts)
+    settings = settings_of_run(
+        config,
+        launched.strategy,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+        device="cuda" if device.type == "cuda" else "cpu",
+    )
+    return Run(
+        config,
+        plan,
+        batches,
+        val,
+        batches.dataset.stream.fingerprint(),
+        engine,
+        facts,
+        read_reductions(write_step(settings)),
+    )
 
 
 def _compare_ranks(

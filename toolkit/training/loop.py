@@ -16,7 +16,7 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.errors import NonFiniteError, Preempted
 from toolkit.memory.advice import comparison_after
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
-from toolkit.memory.ledger import Peak
+from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
 from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
@@ -153,7 +153,7 @@ class Loop:
             self.validation.record(self.step, kinds)
 
     def _watch(self) -> AbstractContextManager[None]:
-        return check_first_step(self.engine, grad_accum_steps=self.run.plan.grad_accum_steps)
+        return check_first_step(self.engine, self.run.reductions)
 
     def _can_measure(self, done: int) -> bool:
         """A GPU's allocator counts at no cost; a CPU's only in one profiled step, the second."""

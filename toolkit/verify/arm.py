@@ -19,17 +19,20 @@ import torch.distributed as dist
 
 from toolkit.backends.accelerate_internals import forget_engine
 from toolkit.backends.build import build_engine
-from toolkit.backends.collectives import KINDS, CollectiveCounter
+from toolkit.backends.collectives import CollectiveCounter
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_first_step, check_in_force
 from toolkit.backends.launched import Launched, read_launch
 from toolkit.backends.process_group import lift_time_limits, start_process_group
 from toolkit.backends.replicas import replica_problems
+from toolkit.backends.traffic import KINDS, Reductions
 from toolkit.data.order import micro_batch_slots
 from toolkit.errors import ToolkitError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 from toolkit.ownership import follow
+from toolkit.program.readers.traffic import read_reductions
+from toolkit.program.step import write_step
 from toolkit.training.build import TIED
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
@@ -89,7 +92,7 @@ def run_case(
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
-        with watch_held_gradients(engine) as held, _watch(engine, case, step, counter):
+        with watch_held_gradients(engine) as held, _watch(engine, case, sizes, step, counter):
             result = train_step(engine, micro_batches, lr=lr)
         losses.append(engine.sum_over_ranks(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
@@ -106,12 +109,24 @@ def run_case(
 
 
 def _watch(
-    engine: Engine, case: Case, step: int, counter: CollectiveCounter
+    engine: Engine, case: Case, sizes: ModelSizes, step: int, counter: CollectiveCounter
 ) -> AbstractContextManager[Any]:
     """The first step is checked; the last is counted, when engines have settled their buckets."""
     if step == 0:
-        return check_first_step(engine, grad_accum_steps=case.grad_accum_steps)
+        return check_first_step(engine, reductions_of(case, sizes, engine.launched))
     return counter if step == case.steps - 1 else nullcontext()
+
+
+def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductions:
+    """Return when a case's first step should reduce gradients."""
+    settings = case.step_settings(
+        0,
+        sizes,
+        launched.strategy,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+    )
+    return read_reductions(write_step(settings))
 
 
 def build_case(

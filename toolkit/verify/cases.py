@@ -5,11 +5,12 @@ from typing import Literal
 
 import torch
 
-from toolkit.backends.strategies import Accumulation, Precision
+from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
+from toolkit.program.settings import StepSettings
 
 TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
 """Small enough for many launches on a laptop; every kind of parameter is there."""
@@ -69,6 +70,26 @@ class Case:
             seq_len=seq_len,
             micro_batch_size=SEQUENCES_PER_STEP // (self.grad_accum_steps * world_size),
             world_size=world_size,
+        )
+
+    def step_settings(
+        self, step: int, sizes: ModelSizes, strategy: Strategy, *, world_size: int, replicas: int
+    ) -> StepSettings:
+        """Return what the program of one of the steps depends on."""
+        plan = self.plan(world_size, seq_len=sizes.block_size)
+        return StepSettings(
+            sizes=sizes,
+            strategy=strategy,
+            accumulation=self.accumulation,
+            world_size=world_size,
+            replicas=replicas,
+            micro_batch_size=plan.micro_batch_size,
+            seq_len=plan.seq_len,
+            grad_accum_steps=self.micro_steps(step),
+            precision=self.precision,
+            activation_checkpointing=self.activation_checkpointing,
+            loss=self.loss,
+            compile=self.compile,
         )
 
     def optimizer_config(self) -> OptimizerConfig:

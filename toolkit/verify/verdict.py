@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from toolkit.backends.collectives import Kind, Traffic
-from toolkit.backends.communication import Expected, expected_collectives
-from toolkit.backends.held_gradients import held_gradient_bytes
 from toolkit.backends.strategies import Strategy
+from toolkit.backends.traffic import Kind, Traffic
 from toolkit.launch_file import load_launch_file
 from toolkit.model.sizes import ModelSizes
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.traffic import read_traffic
+from toolkit.program.step import write_step
 from toolkit.shipped import find_launch_file
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
@@ -56,7 +57,7 @@ class Verdict:
     limits: dict[str, float]
     torch_norm_max_rel: float
     outcome: Outcome
-    expected: dict[str, Expected]
+    expected: dict[Kind, Traffic]
     expected_held_gradient_bytes: int | None
     problems: list[str]
 
@@ -75,14 +76,7 @@ class Verdict:
             "limits": self.limits,
             "torch_norm_max_rel": self.torch_norm_max_rel,
             "collectives": {kind: vars(seen) for kind, seen in self.outcome.traffic.items()},
-            "expected_collectives": {
-                kind: {
-                    "calls": expected.calls.to_json(),
-                    "bytes": expected.bytes.to_json(),
-                    "group_sizes": [expected.group_size] if expected.group_size else [],
-                }
-                for kind, expected in self.expected.items()
-            },
+            "expected_collectives": {kind: vars(said) for kind, said in self.expected.items()},
             "held_gradient_bytes": self.outcome.held_gradient_bytes,
             "expected_held_gradient_bytes": self.expected_held_gradient_bytes,
             "replica_groups": self.outcome.replica_groups,
@@ -93,22 +87,17 @@ class Verdict:
 
 
 def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
-    """Compare one outcome with the exact update and the closed formulas."""
+    """Compare one outcome with the exact update and with the program of the engine's step."""
     sizes = case.model(sizes)
     measure = _yardstick(reference_of(case), sizes)
     difference = compare(outcome.trajectory, measure.exact)
     limits = _limits(case, measure)
-    expected = expected_collectives(
-        arm.strategy,
-        case.accumulation,
-        sizes=sizes,
-        # The last step is the counted one.
-        grad_accum_steps=case.micro_steps(case.steps - 1),
-        precision=case.precision,
-        world_size=arm.world_size,
-        replicas=arm.replicas,
+    # The last step is the counted one.
+    settings = case.step_settings(
+        case.steps - 1, sizes, arm.strategy, world_size=arm.world_size, replicas=arm.replicas
     )
-    held = _expected_held(arm, case, sizes)
+    program = write_step(settings)
+    expected, held = read_traffic(program, settings), read_held(program)
     problems = [
         *_numeric_problems(case, difference, limits),
         *traffic_problems(outcome.traffic, expected),
@@ -170,31 +159,20 @@ def _numeric_problems(
 
 
 def traffic_problems(
-    traffic: Mapping[Kind, Traffic], expected: Mapping[str, Expected]
+    traffic: Mapping[Kind, Traffic], expected: Mapping[Kind, Traffic]
 ) -> Iterator[str]:
-    """Yield a sentence for each count of collectives that is not what the formulas say."""
+    """Yield a sentence for each count of collectives that is not what the program says."""
     for kind, seen in traffic.items():
         should = expected[kind]
-        if not should.bytes.admits(seen.bytes):
-            yield f"{kind} {seen.bytes:,} bytes, not {should.bytes}"
-        if not should.calls.admits(seen.calls):
-            yield f"{kind} {seen.calls:,} calls, not {should.calls}"
-        if seen.calls and seen.group_sizes != (should.group_size,):
-            groups = ", ".join(str(size) for size in seen.group_sizes)
-            yield f"{kind} in groups of {groups} ranks, not {should.group_size}"
-
-
-def _expected_held(arm: Arm, case: Case, sizes: ModelSizes) -> int | None:
-    if case.micro_steps(case.steps - 1) == 1:
-        return None
-    return held_gradient_bytes(
-        arm.strategy,
-        case.accumulation,
-        precision=case.precision,
-        sizes=sizes,
-        world_size=arm.world_size,
-        replicas=arm.replicas,
-    )
+        if seen.bytes != should.bytes:
+            yield f"{kind} {seen.bytes:,} bytes, not {should.bytes:,}"
+        if seen.calls != should.calls:
+            yield f"{kind} {seen.calls:,} calls, not {should.calls:,}"
+        if seen.group_sizes != should.group_sizes:
+            found, right = (
+                ", ".join(map(str, traffic.group_sizes)) or "no" for traffic in (seen, should)
+            )
+            yield f"{kind} in groups of {found} ranks, not {right}"
 
 
 def _memory_problems(outcome: Outcome, expected: int | None) -> Iterator[str]:

@@ -1,8 +1,10 @@
-"""What an engine does to memory around the model's own walk; one subclass per engine family."""
+"""What an engine does around the model's own walk; one subclass per engine family."""
 
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
+from toolkit.backends.traffic import EngineKind
 from toolkit.model.tensors import Tensor, model_tensors
+from toolkit.program.events import Collective, Group, Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.work import update_work
 
 
 class EngineWalk:
@@ -14,9 +16,9 @@ class EngineWalk:
         tensors: every trainable tensor, the tied head once.
     """
 
-    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
+    def __init__(self, settings: StepSettings, program: Program) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.program = program
         self.tensors = model_tensors(settings.sizes)
         self.parameters = settings.sizes.parameter_count
         self.keeps_gradients = not settings.frees_gradients
@@ -25,10 +27,10 @@ class EngineWalk:
 
     def start(self) -> None:
         """Allocate what lies between two steps: 4 bytes a parameter, and 8 more of moments."""
-        self.ledger.add("parameters", 4 * self.parameters)
-        self.ledger.add("optimizer", self.moments(self.parameters))
+        self.program.alloc("parameters", 4 * self.parameters)
+        self.program.alloc("optimizer", self.moments(self.parameters))
         if self.keeps_gradients:
-            self.ledger.add("gradients", 4 * self.parameters)
+            self.program.alloc("gradients", 4 * self.parameters)
 
     def moments(self, elements: int) -> int:
         """Bytes of AdamW's two fp32 moments; SGD here has no momentum."""
@@ -53,7 +55,7 @@ class EngineWalk:
         Autograd's first gradient becomes `.grad`; later ones are added in place.
         """
         if self.micro_step or self.keeps_gradients:
-            self.ledger.drop("gradients", self.gradient_width(tensor) * tensor.elements)
+            self.program.free("gradients", self.gradient_width(tensor) * tensor.elements)
 
     def gradient_width(self, tensor: Tensor) -> int:
         """Bytes per element of what autograd hands over: the width of the parameter."""
@@ -62,12 +64,27 @@ class EngineWalk:
     def end_backward(self) -> None:
         """Called after the last gradient of a micro-step."""
 
+    def communicate(
+        self,
+        kind: EngineKind,
+        elements: int,
+        width: int,
+        *,
+        group: Group = "world",
+        blocks: bool,
+        after: Collective | None = None,
+        ahead: bool = False,
+    ) -> Collective:
+        """Start a collective of so many elements."""
+        collective = Collective(kind, width * elements, width, group, blocks, after, ahead)
+        return self.program.communicate(collective)
+
     def step(self) -> None:
         """Update and clear. The fused AdamW kernel and clipping work in place."""
-        self.ledger.at("optimizer step")
+        self.program.at("optimizer step")
         self.update(self.tensors, [tensor.elements for tensor in self.tensors])
         if not self.keeps_gradients:
-            self.ledger.drop("gradients", 4 * self.parameters)
+            self.program.free("gradients", 4 * self.parameters)
 
     def update(self, tensors: list[Tensor], elements: list[int]) -> None:
         """Walk the optimizer's own temporaries.
@@ -77,9 +94,10 @@ class EngineWalk:
         one matrix at a time, on a GPU all of them (`foreach` is PyTorch's default there).
         """
         settings = self.settings
+        self.program.compute(update_work(settings, sum(elements)))
         matrices = [n for t, n in zip(tensors, elements, strict=True) if t.is_matrix]
         if settings.optimizer == "adamw" and settings.foreach:
-            self.ledger.touch("optimizer", 4 * max(sum(matrices), sum(elements) - sum(matrices)))
+            self.program.touch("optimizer", 4 * max(sum(matrices), sum(elements) - sum(matrices)))
         if settings.optimizer == "sgd" and matrices:
             at_once = sum if settings.uses_foreach else max
-            self.ledger.touch("optimizer", 4 * at_once(matrices))
+            self.program.touch("optimizer", 4 * at_once(matrices))

@@ -8,6 +8,7 @@ from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
 from toolkit.errors import UsageError
 from toolkit.model.sizes import ModelSizes
+from toolkit.program.events import Group
 
 Device = Literal["cuda", "cpu"]
 Attention = Literal["flash", "math"]
@@ -99,6 +100,10 @@ class StepSettings:
     def shards(self) -> int:
         """Ranks that one copy of the sharded state is spread over."""
         return self.world_size // self.replicas
+
+    def ranks_of(self, group: Group) -> int:
+        """Return how many ranks a collective's group joins."""
+        return {"world": self.world_size, "shards": self.shards, "replicas": self.replicas}[group]
 
     @property
     def width(self) -> int:

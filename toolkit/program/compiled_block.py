@@ -16,19 +16,19 @@ are walked. With c, r and N as in `block_walk`:
 At both ends a block's gradients come out of its backward pass together, not one by one.
 """
 
-from toolkit.memory import attention
-from toolkit.memory.block_walk import BlockWalk
-from toolkit.memory.engine import EngineWalk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
 from toolkit.model.tensors import Tensor
+from toolkit.program import attention
+from toolkit.program.block import BlockWalk
+from toolkit.program.engine import EngineWalk
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
 
 
 class CompiledBlockWalk(BlockWalk):
     """One compiled block, at the end of the range that the settings name."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger, engine: EngineWalk) -> None:
-        super().__init__(settings, ledger, engine)
+    def __init__(self, settings: StepSettings, program: Program, engine: EngineWalk) -> None:
+        super().__init__(settings, program, engine)
         self.waiting: list[Tensor] = []
         self.copies = 12 * self.d**2 * self.c if self.casts else 0
         self.spare = self.copies + self._pointwise if settings.least_kept else 0
@@ -46,7 +46,7 @@ class CompiledBlockWalk(BlockWalk):
         """Keep less."""
         super().forward(layer)
         self._forget_cached()
-        self.ledger.drop("activations", self.spare)
+        self.program.free("activations", self.spare)
 
     def forward_then_forget(self, layer: int) -> None:
         """What is kept is the input in any case."""
@@ -56,17 +56,17 @@ class CompiledBlockWalk(BlockWalk):
     def _forget_cached(self) -> None:
         """Autocast's cache is for what runs outside compiled code."""
         if self.settings.least_kept:
-            self.ledger.drop("activations", self.cached_copies)
+            self.program.free("activations", self.cached_copies)
             self.cached_copies = 0
 
     def backward(self, layer: int) -> None:
         """Compute again what was not kept, and hand all gradients over at the end."""
         if not self.settings.activation_checkpointing:
-            self.ledger.add("activations", self.spare)
+            self.program.alloc("activations", self.spare)
         normed = self.c * self.N if self.settings.least_kept else 0
-        self.ledger.drop("activations", normed)
+        self.program.free("activations", normed)
         super().backward(layer)
-        self.ledger.add("activations", normed)
+        self.program.alloc("activations", normed)
         for tensor in self.waiting:
             self.engine.gradient(tensor)
         self.waiting = []

@@ -1,26 +1,29 @@
 """ZeRO stage 3: parameters in parts, gathered for use."""
 
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
-from toolkit.memory.zero3_prefetch import Coordinator
-from toolkit.memory.zero_walk import ZeroWalk
 from toolkit.model.tensors import Tensor
+from toolkit.program.events import Collective, Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.zero import ZeroWalk
+from toolkit.program.zero3_prefetch import Coordinator
 
 
 class Zero3Walk(ZeroWalk):
     """Stage 3: what is gathered ahead and given back is `zero3_prefetch`'s to say."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
-        super().__init__(settings, ledger)
+    def __init__(self, settings: StepSettings, program: Program) -> None:
+        super().__init__(settings, program)
         decided: dict[int, set[int]] = {}
         if settings.grad_accum_steps > 1:
-            self._coordinate(Ledger(), decided).rehearse()
-        self.coordinator = self._coordinate(ledger, decided)
+            self._coordinate(Program(), decided).rehearse()
+        self.coordinator = self._coordinate(program, decided)
+        self.held = 4 if self.replicated else self.c
+        self.pending: list[int] = []
+        self.scattering: list[Collective] = []
 
-    def _coordinate(self, ledger: Ledger, decided: dict[int, set[int]]) -> Coordinator:
+    def _coordinate(self, program: Program, decided: dict[int, set[int]]) -> Coordinator:
         return Coordinator(
             self.settings.sizes,
-            ledger,
+            program,
             self.zero,
             shards=self.settings.world_size,
             width=self.c,
@@ -38,12 +41,12 @@ class Zero3Walk(ZeroWalk):
         super().start()
         if self.settings.compile and not self.settings.least_kept:
             rows = self.settings.micro_batch_size * self.settings.seq_len
-            self.ledger.add("activations", 5 * self.c * rows * self.settings.sizes.n_embd)
-        self.ledger.add("parameters", self.c * self.owned)
-        self.coordinator.gather_persistent()
+            self.program.alloc("activations", 5 * self.c * rows * self.settings.sizes.n_embd)
+        self.program.alloc("parameters", self.c * self.owned)
+        self.coordinator.hold_persistent()
         if not self.settings.offload_optimizer:
-            self.ledger.add("gradients", 4 * self.owned)
-        self.ledger.add("communication", 4 * self.bucket)
+            self.program.alloc("gradients", 4 * self.owned)
+        self.program.alloc("communication", 4 * self.bucket)
 
     def begin_micro_step(self, micro_step: int, *, is_last: bool) -> None:
         """Start at the beginning of the record."""
@@ -66,42 +69,55 @@ class Zero3Walk(ZeroWalk):
         if self.replicated:
             self._wait(tensor)
             return
-        if tensor.elements > self.bucket:
-            self._reduce_alone(tensor.elements)
-            self.ledger.drop("gradients", self.c * tensor.elements)
+        self._collect(tensor.elements)
+
+    def _collect(self, elements: int) -> None:
+        """Put a gradient behind those that wait, or stay, after reducing what leaves no room."""
+        if self.pending and sum(self.pending) + elements > self.bucket:
+            self._reduce()
+        self.pending.append(elements)
+        if elements <= self.bucket:
+            self.program.free("gradients", self.held * elements)
+
+    def _reduce(self) -> None:
+        """Scatter a flat copy of what waits, each tensor cut and padded to equal slices."""
+        waiting, self.pending = self.pending, []
+        elements = sum(waiting)
+        if not elements:
             return
-        if self.pending + tensor.elements > self.bucket:
-            self._reduce_bucket()
-        self.pending += tensor.elements
-        self.ledger.drop("gradients", self.c * tensor.elements)
-
-    def _reduce_bucket(self) -> None:
-        """A flat, padded copy of the bucket."""
-        self.ledger.touch("communication", 4 * self.pending)
-        self.pending = 0
-
-    def _reduce_alone(self, elements: int) -> None:
-        self.ledger.touch("communication", 4 * elements if self.c == 2 else 0)
+        alone = elements > self.bucket
+        is_copied = not alone or self.c == 2
+        self.program.touch("communication", 4 * elements if is_copied else 0)
+        if alone:
+            self.program.free("gradients", self.held * elements)
+        ranks = self.settings.world_size
+        padded = sum(-(-size // ranks) * ranks for size in waiting)
+        on_cpu = self.settings.device == "cpu"
+        scattering = self.communicate("reduce_scatter", padded, 4, blocks=on_cpu)
+        if not on_cpu:
+            self.scattering.append(scattering)
 
     def end_backward(self) -> None:
         """Reduce what is left, or the whole window."""
-        if not self.replicated:
-            self._reduce_bucket()
-        elif self.is_last:
-            self._reduce_alone(self.largest)
-            self.ledger.drop("gradients", 4 * self.parameters)
+        if self.replicated and self.is_last:
+            for tensor in self.by_group:
+                self._collect(tensor.elements)
+        self._reduce()
+        for scattering in self.scattering:
+            self.program.wait(scattering)
+        self.scattering = []
         self.coordinator.end_pass()
 
     def _update_part(self, elements: int, *, is_matrix: bool) -> None:
         """The gradients of matrices or vectors are made one flat tensor first."""
         flat = 0 if self.settings.offload_optimizer else 4 * elements
-        self.ledger.add("gradients", flat)
+        self.program.alloc("gradients", flat)
         super()._update_part(elements, is_matrix=is_matrix)
-        self.ledger.drop("gradients", flat)
+        self.program.free("gradients", flat)
 
     def step(self) -> None:
         """Update the part, once nothing is gathered any more."""
-        self.ledger.at("optimizer step")
+        self.program.at("optimizer step")
         self.coordinator.partition()
         self._update_owned()
         self.coordinator.gather_persistent()

@@ -5,7 +5,7 @@ whatever the inputs: they keep fp32 copies of query, key and value, the weights,
 their mask and the dropped weights too, each 4 B h T^2.
 """
 
-from toolkit.memory.settings import StepSettings
+from toolkit.program.settings import StepSettings
 
 
 def products(settings: StepSettings) -> int:

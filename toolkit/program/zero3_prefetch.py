@@ -13,6 +13,7 @@ of containers and dropout too,
 all of which follows from the sizes alone. A parameter gathered by itself arrives in its own
 storage, padded to equal slices; several at once arrive in one flat buffer, are copied out of it
 when the first is needed, and the buffer stays until the last one is. One rank gathers nothing.
+A gather goes on beside the computation, over gloo too, until one of its parameters is needed.
 
 Small parameters (`persistent`) are there between the steps, but not yet in the first one. What was
 released at a place in the record is decided there once for the whole run (`functools.lru_cache`);
@@ -23,10 +24,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.zero3_record import EMBEDDINGS_BACKWARD, WPE, WTE, Key, record_of
 from toolkit.model.sizes import ModelSizes
 from toolkit.model.tensors import model_tensors
+from toolkit.program.events import Collective, Program
+from toolkit.program.zero3_record import EMBEDDINGS_BACKWARD, WPE, WTE, Key, record_of
 
 
 class Flat:
@@ -39,7 +40,7 @@ class Flat:
 
 
 class Coordinator:
-    """Gathers and releases along the record, and writes both down in a ledger.
+    """Gathers and releases along the record, and writes both down in a program.
 
     Args:
         zero: DeepSpeed's `zero_optimization`, sizes in elements.
@@ -52,7 +53,7 @@ class Coordinator:
     def __init__(
         self,
         sizes: ModelSizes,
-        ledger: Ledger,
+        program: Program,
         zero: dict[str, Any],
         *,
         shards: int,
@@ -60,7 +61,7 @@ class Coordinator:
         recomputes: bool,
         decided: dict[int, set[int]],
     ) -> None:
-        self.ledger = ledger
+        self.program = program
         self.shards = shards
         self.width = width
         self.decided = decided
@@ -73,13 +74,14 @@ class Coordinator:
         self.reuse_distance: int = zero["stage3_max_reuse_distance"]
         self.held: dict[int, int] = {}
         self.in_flight: dict[int, Flat] = {}
+        self.gathering: dict[int, Collective] = {}
         self.start_pass()
 
     def start_pass(self) -> None:
         """Go back to the start of the record; what was prefetched and not used is given back."""
-        for parameter in list(self.in_flight):
-            self._wait(parameter)
-            self._give_back(parameter)
+        unused = list(self.in_flight)
+        self._wait_for_all()
+        self._give_back_all(unused)
         self.position = 0
         self.live = 0
         self.queue = deque(
@@ -116,12 +118,17 @@ class Coordinator:
 
     def partition(self) -> None:
         """Give back everything, as the optimizer step does first."""
-        for parameter in list(self.in_flight):
-            self._wait(parameter)
+        self._wait_for_all()
         self._give_back_all(list(self.held))
 
     def gather_persistent(self) -> None:
         """Gather the small parameters, as the optimizer step does last."""
+        for parameter in self.persistent:
+            self._communicate([parameter], blocks=True)
+        self.hold_persistent()
+
+    def hold_persistent(self) -> None:
+        """Have the small parameters there, as they are between two steps."""
         for parameter in self.persistent:
             self._hold(parameter, self._padded(parameter))
 
@@ -162,12 +169,21 @@ class Coordinator:
     def _gather(self, parameters: list[int]) -> None:
         self.live += sum(self.elements[p] for p in parameters)
         sizes = [self._padded(p) for p in parameters]
+        if gathering := self._communicate(parameters, blocks=False):
+            self.gathering |= dict.fromkeys(parameters, gathering)
         if len(parameters) == 1:
             self._hold(parameters[0], sizes[0])
             return
         flat = Flat(sum(sizes), parameters)
-        self.ledger.add("communication", flat.size)
+        self.program.alloc("communication", flat.size)
         self.in_flight |= dict.fromkeys(parameters, flat)
+
+    def _communicate(self, parameters: list[int], *, blocks: bool) -> Collective | None:
+        size = sum(self._padded(parameter) for parameter in parameters)
+        if not size:
+            return None
+        gather = Collective("all_gather", size, self.width, "world", blocks)
+        return self.program.communicate(gather)
 
     def _padded(self, parameter: int) -> int:
         if self.shards == 1:
@@ -176,9 +192,11 @@ class Coordinator:
 
     def _hold(self, parameter: int, size: int) -> None:
         self.held[parameter] = size
-        self.ledger.add("parameters", size)
+        self.program.alloc("parameters", size)
 
     def _wait(self, parameter: int) -> None:
+        if gathering := self.gathering.pop(parameter, None):
+            self.program.wait(gathering)
         flat = self.in_flight.pop(parameter, None)
         if flat is None:
             return
@@ -188,14 +206,18 @@ class Coordinator:
             flat.copied = True
         flat.waiting.remove(parameter)
         if not flat.waiting:
-            self.ledger.drop("communication", flat.size)
+            self.program.free("communication", flat.size)
+
+    def _wait_for_all(self) -> None:
+        for parameter in list(self.in_flight | self.gathering):
+            self._wait(parameter)
 
     def _give_back_all(self, parameters: Iterable[int]) -> None:
         for parameter in self.held.keys() & set(parameters):
             self._give_back(parameter)
 
     def _give_back(self, parameter: int) -> None:
-        self.ledger.drop("parameters", self.held.pop(parameter))
+        self.program.free("parameters", self.held.pop(parameter))
         self.live -= self.elements[parameter]
 
     def _to_release(self, parameters: tuple[int, ...]) -> set[int]:

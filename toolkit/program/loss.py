@@ -9,8 +9,9 @@ gradient of the head, 4 V d, and one chunk's logits and log-softmax of 4 V bytes
 liger-kernel, which takes its place on CUDA where it is installed, has chunks of its own.
 """
 
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.work import linear_work
 
 CHUNK_ROWS, BLOCK_ROWS = 256, 4096
 """As in `toolkit.model.loss`, which imports torch; a test holds the two together."""
@@ -19,9 +20,9 @@ CHUNK_ROWS, BLOCK_ROWS = 256, 4096
 class LossWalk:
     """Head and loss of one micro-step."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
+    def __init__(self, settings: StepSettings, program: Program) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.program = program
         sizes = settings.sizes
         self.rows = settings.micro_batch_size * settings.seq_len
         self.N = self.rows * sizes.n_embd
@@ -31,8 +32,11 @@ class LossWalk:
         self.weight = 4 if settings.autocast else self.c
 
     def forward(self) -> None:
-        """Walk from the last norm's output to the scalar."""
+        """Walk from the last norm's output to the scalar; chunks compute both gradients here."""
+        work = linear_work(self.settings, self.settings.sizes.n_embd, self.V)
+        self.program.compute(work)
         if self.settings.loss == "chunked":
+            self.program.compute(work.twice())
             self._forward_chunked()
         else:
             self._forward_plain()
@@ -42,15 +46,17 @@ class LossWalk:
         if self.settings.loss == "chunked":
             self._backward_chunked()
         else:
+            work = linear_work(self.settings, self.settings.sizes.n_embd, self.V)
+            self.program.compute(work.twice())
             self._backward_plain()
 
     def _forward_plain(self) -> None:
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         logits = self.rows * self.V
         if self.settings.autocast:
             keep("activations", self.c * self.head)
             keep("activations", self.c * self.N)
-        self.ledger.at("loss")
+        self.program.at("loss")
         keep("loss", self.c * logits)
         if self.c == 2:
             keep("loss", 4 * logits)
@@ -61,7 +67,7 @@ class LossWalk:
             free("activations", self.r * self.N)
 
     def _backward_plain(self) -> None:
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         logits = self.rows * self.V
         keep("loss", 4 * logits)
         keep("loss", 4 * logits)
@@ -81,9 +87,9 @@ class LossWalk:
             free("gradients", self.c * self.head)
 
     def _forward_chunked(self) -> None:
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         casts = self.settings.autocast
-        self.ledger.at("loss")
+        self.program.at("loss")
         if casts:
             keep("loss", self.c * self.head)
         keep("loss", self.r * self.N)
@@ -107,14 +113,14 @@ class LossWalk:
         chunk = rows * self.V
         hidden = self.c * rows * self.settings.sizes.n_embd
         inputs = hidden if self.settings.autocast else 0
-        self.ledger.touch("loss", inputs + 8 * chunk)
+        self.program.touch("loss", inputs + 8 * chunk)
         if self.c == 2:
             block = min(BLOCK_ROWS, self.V) * self.settings.sizes.n_embd
             width = self.c + (4 if self.settings.device == "cpu" else 0)
-            self.ledger.touch("loss", inputs + hidden + self.c * chunk + width * block)
+            self.program.touch("loss", inputs + hidden + self.c * chunk + width * block)
 
     def _backward_chunked(self) -> None:
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         keep("activations", self.r * self.N)
         keep("gradients", self.weight * self.head)
         free("loss", self.r * self.N + self.weight * self.head)

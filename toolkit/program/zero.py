@@ -13,20 +13,25 @@ parameters, 4 P in every precision: `toolkit.backends.zero` gives them `grad_dty
 autograd casts each before adding it up, the head's as soon as the head is through. Buckets come
 from `toolkit.backends.deepspeed_config`. With `offload_optimizer` masters, moments and the sums of
 gradients are host memory.
+
+Stages 1 and 2 wait for every reduction, since `overlap_comm` is off, and for the gathers after the
+update: one for each of the optimizer's groups, what decays and what does not, each padded to a
+multiple of twice the ranks (`nccl_start_alignment_factor`). Both are of all ranks: DeepSpeed
+all-reduces whole buckets and keeps its part, whatever its configuration says.
 """
 
 from toolkit.backends.deepspeed_config import zero_optimization
-from toolkit.memory.engine import EngineWalk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
 from toolkit.model.tensors import Tensor
+from toolkit.program.engine import EngineWalk
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
 
 
 class ZeroWalk(EngineWalk):
     """What the three stages share: masters and moments of one part, and the update of it."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
-        super().__init__(settings, ledger)
+    def __init__(self, settings: StepSettings, program: Program) -> None:
+        super().__init__(settings, program)
         self.c = settings.width
         # DeepSpeed frees its own, whatever the loop does.
         self.keeps_gradients = False
@@ -36,35 +41,35 @@ class ZeroWalk(EngineWalk):
         self.largest = max(tensor.elements for tensor in self.tensors)
         self.replicated = settings.accumulation == "replicated"
         self.coalesces = self.replicated and settings.strategy != "zero1"
-        self.pending = 0
+        self.by_group = sorted(self.tensors, key=lambda tensor: not tensor.is_matrix)
 
     def start(self) -> None:
         """Allocate masters and moments of this rank's part."""
         if not self.settings.offload_optimizer:
-            self.ledger.add("parameters", 4 * self.owned)
-            self.ledger.add("optimizer", self.moments(self.owned))
+            self.program.alloc("parameters", 4 * self.owned)
+            self.program.alloc("optimizer", self.moments(self.owned))
 
     def leave(self, module: str, layer: int, *, backward: bool) -> None:
         """The head's gradient waits for the embedding's; it too has been cast."""
         if module == "lm_head" and backward and self.coalesces and self.c == 2:
-            self.ledger.add("gradients", 4 * self.largest)
-            self.ledger.drop("gradients", 2 * self.largest)
+            self.program.alloc("gradients", 4 * self.largest)
+            self.program.free("gradients", 2 * self.largest)
 
     def _wait(self, tensor: Tensor) -> None:
         """Keep a gradient for the window's reduction, in fp32, or add it to what waits."""
         elements = tensor.elements
         if self.c == 2 and self.coalesces and tensor.module == "wte":
             # The embedding's gradient and its cast; the head's, which it joins, is fp32 already.
-            self.ledger.touch("gradients", (2 + 4) * elements)
+            self.program.touch("gradients", (2 + 4) * elements)
         elif self.c == 2:
-            self.ledger.add("gradients", 4 * elements)
-            self.ledger.drop("gradients", 2 * elements)
+            self.program.alloc("gradients", 4 * elements)
+            self.program.free("gradients", 2 * elements)
         if self.micro_step:
-            self.ledger.drop("gradients", 4 * elements)
+            self.program.free("gradients", 4 * elements)
 
     def _update_owned(self) -> None:
         """The norm is taken in fp64, tensor by tensor; the update is of two flat tensors."""
-        self.ledger.touch("other", 8 * min(self.largest, self.owned))
+        self.program.touch("other", 8 * min(self.largest, self.owned))
         for is_matrix in (True, False):
             self._update_part(self._part(is_matrix=is_matrix), is_matrix=is_matrix)
 
@@ -73,5 +78,7 @@ class ZeroWalk(EngineWalk):
 
     def _part(self, *, is_matrix: bool) -> int:
         """Elements of this rank's part of the matrices or of the vectors."""
-        group = sum(tensor.elements for tensor in self.tensors if tensor.is_matrix == is_matrix)
-        return -(-group // self.settings.world_size)
+        return -(-self._group(is_matrix=is_matrix) // self.settings.world_size)
+
+    def _group(self, *, is_matrix: bool) -> int:
+        return sum(tensor.elements for tensor in self.tensors if tensor.is_matrix == is_matrix)

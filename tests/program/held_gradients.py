@@ -21,12 +21,9 @@ gradients are accumulated in fp32:
 Slices that do not divide evenly are padded.
 """
 
-from bisect import bisect_left, bisect_right
-from itertools import accumulate
-
 from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
-from toolkit.model.tensors import model_tensors
+from toolkit.program.zero12 import whole_tensors
 
 _FP32_BYTES = 4
 
@@ -61,36 +58,3 @@ def held_gradient_bytes(
     if accumulation != "replicated":
         return shard
     return whole + shard if strategy == "zero3" else whole
-
-
-def whole_tensors(sizes: ModelSizes, world_size: int, *, above: int = 0) -> int:
-    """Return the elements of all tensors with a part in one rank's partition, the fullest rank's.
-
-    DeepSpeed lays the tensors of each optimizer group one after another and cuts the row evenly. A
-    rank inside one tensor holds no more than those where it begins and ends.
-
-    Args:
-        sizes: the model.
-        world_size: ranks that the row is cut for.
-        above: count only tensors of more elements than this.
-    """
-    tensors = model_tensors(sizes)
-    rows = [[t.elements for t in tensors if t.is_matrix == kind] for kind in (True, False)]
-    groups = [_Group(row, world_size, above) for row in rows]
-    borders = {place // g.part for g in groups for end in g.ends for place in (end - 1, end)}
-    return max(sum(group.touched(rank) for group in groups) for rank in borders)
-
-
-class _Group:
-    """One optimizer group: where its tensors end in the row, and what of them is counted so far."""
-
-    def __init__(self, row: list[int], world_size: int, above: int) -> None:
-        self.ends = list(accumulate(row))
-        self.counted = [0, *accumulate(size if size > above else 0 for size in row)]
-        self.part = -(-sum(row) // world_size)
-
-    def touched(self, rank: int) -> int:
-        """Elements of the counted tensors that a rank's part touches."""
-        first = bisect_right(self.ends, rank * self.part)
-        last = min(bisect_left(self.ends, (rank + 1) * self.part), len(self.ends) - 1)
-        return self.counted[last + 1] - self.counted[first] if first <= last else 0

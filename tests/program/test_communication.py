@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.backends.communication import Range, expected_collectives
+from tests.program.communication import Range, expected_collectives
 from toolkit.backends.strategies import supported_pairs
 from toolkit.model.sizes import ModelSizes, preset_sizes
 

@@ -16,11 +16,12 @@ is there, and one of every bias, which autocast keeps until the forward pass is 
 is 64 N. What is freed on the way is walked too: it decides the peak where little is kept.
 """
 
-from toolkit.memory import attention
-from toolkit.memory.engine import EngineWalk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
 from toolkit.model.tensors import Tensor, block_tensors
+from toolkit.program import attention
+from toolkit.program.engine import EngineWalk
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.work import attention_work, linear_work, pointwise_work
 
 GENERATOR_STATE = 5_056
 """Bytes of `torch.get_rng_state()`."""
@@ -33,9 +34,9 @@ class BlockWalk:
         cached_copies: bytes that autocast holds until the forward pass is over, and nobody longer.
     """
 
-    def __init__(self, settings: StepSettings, ledger: Ledger, engine: EngineWalk) -> None:
+    def __init__(self, settings: StepSettings, program: Program, engine: EngineWalk) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.program = program
         self.engine = engine
         self.d = settings.sizes.n_embd
         self.rows = settings.micro_batch_size * settings.seq_len
@@ -59,13 +60,13 @@ class BlockWalk:
         state, kept for the recomputation, is host memory.
         """
         if self.settings.device == "cpu":
-            self.ledger.add("activations", GENERATOR_STATE)
+            self.program.alloc("activations", GENERATOR_STATE)
         self._forward_attention(layer)
         self._forward_mlp(layer)
         # The second residual goes last: the sum still needs it.
-        self.ledger.drop("activations", self._block_kept() - self.r * self.N)
+        self.program.free("activations", self._block_kept() - self.r * self.N)
         self._add_residual()
-        self.ledger.drop("activations", self.r * self.N)
+        self.program.free("activations", self.r * self.N)
         if self.casts:
             self.cached_copies += 12 * self.d**2 * self.c
 
@@ -74,21 +75,21 @@ class BlockWalk:
         self._forward_attention(layer)
         self._norm("ln_2", layer)
         self._linear("mlp.c_fc", layer, 1, 4, cast=True)
-        self.ledger.add("activations", 4 * self.c * self.N)
+        self._gelu()
         if self.settings.device == "cpu":
-            self.ledger.drop("activations", GENERATOR_STATE)
+            self.program.free("activations", GENERATOR_STATE)
         if self.casts:
-            self.ledger.add("activations", 4 * self.c * self.d**2)
+            self.program.alloc("activations", 4 * self.c * self.d**2)
             # These copies are not in autocast's forward cache any more.
-            self.ledger.drop("activations", self.r * self.N + self.c * 8 * self.d)
+            self.program.free("activations", self.r * self.N + self.c * 8 * self.d)
             self.cached_copies -= self.c * 8 * self.d
         if self.settings.dropout:
             mask = 1 if self.settings.device == "cuda" else self.c
-            self.ledger.add("activations", mask * self.N)
+            self.program.alloc("activations", mask * self.N)
 
     def backward(self, layer: int) -> None:
         """Walk from the gradient of the block's output to that of its input."""
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         c, N = self.c, self.N
         weights = self.blocks[layer]
         self._cast_down()
@@ -97,6 +98,7 @@ class BlockWalk:
             "mlp.c_proj", weights[10:12], inner=4, outer=1, frees_output=self.casts
         )
         keep("activations", 4 * c * N)
+        self.program.compute(pointwise_work(self.settings, 8, 4, width=c))
         free("activations", 8 * c * N)
         self._backward_linear("mlp.c_fc", weights[8:10], inner=1, outer=4, frees_output=True)
         self._cast_up()
@@ -119,7 +121,7 @@ class BlockWalk:
     def gradients(self, tensors: list[Tensor]) -> None:
         """Allocate gradients and hand each to the engine."""
         for tensor in tensors:
-            self.ledger.add("gradients", self.engine.gradient_width(tensor) * tensor.elements)
+            self.program.alloc("gradients", self.engine.gradient_width(tensor) * tensor.elements)
             self.hand_over(tensor)
 
     def hand_over(self, tensor: Tensor) -> None:
@@ -130,61 +132,69 @@ class BlockWalk:
         """A mask is kept: one byte an element on a GPU, one of the input's width on a CPU."""
         if self.settings.dropout:
             mask = (1 if self.settings.device == "cuda" else width) * self.N
-            self.ledger.add("activations", mask)
-            self.ledger.touch("activations", width * self.N)
+            self.program.alloc("activations", mask)
+            self.program.touch("activations", width * self.N)
 
     def undo_dropout(self, width: int) -> None:
         """Free the mask once the gradient has been multiplied by it."""
         if self.settings.dropout:
             mask = (1 if self.settings.device == "cuda" else width) * self.N
-            self.ledger.touch("activations", width * self.N)
-            self.ledger.drop("activations", mask)
+            self.program.touch("activations", width * self.N)
+            self.program.free("activations", mask)
 
     def _linear(self, module: str, layer: int, inputs: int, outputs: int, *, cast: bool) -> None:
         """Inputs and outputs in multiples of d; `cast` says the input comes in fp32."""
         self.engine.enter(module, layer, backward=False)
         if self.casts:
             weight, bias = self.c * inputs * outputs * self.d**2, self.c * outputs * self.d
-            self.ledger.add("activations", weight + bias)
+            self.program.alloc("activations", weight + bias)
             self.cached_copies += bias
             if cast:
-                self.ledger.add("activations", self.c * inputs * self.N)
-        self.ledger.add("activations", self.c * outputs * self.N)
+                self.program.alloc("activations", self.c * inputs * self.N)
+        self.program.alloc("activations", self.c * outputs * self.N)
+        self.program.compute(linear_work(self.settings, inputs * self.d, outputs * self.d))
         self.engine.leave(module, layer, backward=False)
 
     def _forward_attention(self, layer: int) -> None:
         normed = self.r * self.N
         self._norm("ln_1", layer)
         self._linear("attn.c_attn", layer, 1, 3, cast=True)
-        self.ledger.touch("activations", attention.forward_bytes(self.settings))
-        self.ledger.add("activations", attention.kept_bytes(self.settings))
+        self.program.touch("activations", attention.forward_bytes(self.settings))
+        self.program.compute(attention_work(self.settings))
+        self.program.alloc("activations", attention.kept_bytes(self.settings))
         self._linear("attn.c_proj", layer, 1, 1, cast=False)
         self.dropout(self.c)
         if self.casts:
-            self.ledger.drop("activations", normed)
+            self.program.free("activations", normed)
         self._add_residual()
 
     def _norm(self, module: str, layer: int) -> None:
         self.engine.enter(module, layer, backward=False)
-        self.ledger.add("activations", self.r * self.N + self.stats)
+        self.program.alloc("activations", self.r * self.N + self.stats)
+        self.program.compute(pointwise_work(self.settings, 1, 1, width=self.r))
         self.engine.leave(module, layer, backward=False)
 
     def _forward_mlp(self, layer: int) -> None:
         """Up to the output of the second product, which only the residual sum still needs."""
         self._norm("ln_2", layer)
         self._linear("mlp.c_fc", layer, 1, 4, cast=True)
-        self.ledger.add("activations", 4 * self.c * self.N)
+        self._gelu()
         self._linear("mlp.c_proj", layer, 4, 1, cast=False)
         self.dropout(self.c)
         if self.casts:
-            self.ledger.drop("activations", self.r * self.N)
+            self.program.free("activations", self.r * self.N)
+
+    def _gelu(self) -> None:
+        self.program.alloc("activations", 4 * self.c * self.N)
+        self.program.compute(pointwise_work(self.settings, 4, 4, width=self.c))
 
     def _add_residual(self) -> None:
         """Sum in the residual's precision; the branch's output, cast up, is freed after it."""
+        self.program.compute(pointwise_work(self.settings, 2, 1, width=self.r))
         if self.casts:
-            self.ledger.add("activations", self.r * self.N)
-        self.ledger.add("activations", self.r * self.N)
-        self.ledger.drop("activations", (self.c + (self.r if self.casts else 0)) * self.N)
+            self.program.alloc("activations", self.r * self.N)
+        self.program.alloc("activations", self.r * self.N)
+        self.program.free("activations", (self.c + (self.r if self.casts else 0)) * self.N)
 
     def _block_kept(self) -> int:
         """Bytes of one block's own activations, its input and copies of weights left out."""
@@ -203,12 +213,12 @@ class BlockWalk:
 
     def _cast_down(self) -> None:
         if self.casts:
-            self.ledger.add("activations", self.c * self.N)
+            self.program.alloc("activations", self.c * self.N)
 
     def _cast_up(self) -> None:
         if self.casts:
-            self.ledger.add("activations", self.r * self.N)
-            self.ledger.drop("activations", self.c * self.N)
+            self.program.alloc("activations", self.r * self.N)
+            self.program.free("activations", self.c * self.N)
 
     def _backward_linear(
         self,
@@ -225,16 +235,17 @@ class BlockWalk:
         layer = weight.layer
         c, N = self.c, self.N
         self.engine.enter(module, layer, backward=True)
-        self.ledger.add("activations", c * inner * N)
-        self.ledger.add("gradients", c * weight.elements)
+        self.program.compute(linear_work(self.settings, inner * self.d, outer * self.d).twice())
+        self.program.alloc("activations", c * inner * N)
+        self.program.alloc("gradients", c * weight.elements)
         if frees_output:
-            self.ledger.drop("activations", c * outer * N)
+            self.program.free("activations", c * outer * N)
         if not keeps_input:
-            self.ledger.drop("activations", c * inner * N)
+            self.program.free("activations", c * inner * N)
         if self.casts:
-            self.ledger.drop("activations", c * weight.elements)
-            self.ledger.add("gradients", 4 * weight.elements)
-            self.ledger.drop("gradients", c * weight.elements)
+            self.program.free("activations", c * weight.elements)
+            self.program.alloc("gradients", 4 * weight.elements)
+            self.program.free("gradients", c * weight.elements)
         self.hand_over(weight)
         self.gradients([bias])
         self.engine.leave(module, layer, backward=True)
@@ -243,15 +254,17 @@ class BlockWalk:
         """The gradient of the skipped branch is added in place; output gradient and input go."""
         layer = tensors[0].layer
         self.engine.enter(module, layer, backward=True)
-        self.ledger.add("activations", self.r * self.N)
-        self.ledger.drop("activations", 3 * self.r * self.N + self.stats)
+        self.program.compute(pointwise_work(self.settings, 3, 1, width=self.r))
+        self.program.alloc("activations", self.r * self.N)
+        self.program.free("activations", 3 * self.r * self.N + self.stats)
         self.gradients(tensors)
         self.engine.leave(module, layer, backward=True)
 
     def _backward_attention(self) -> None:
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         c, N = self.c, self.N
-        self.ledger.touch("activations", attention.backward_bytes(self.settings))
+        self.program.touch("activations", attention.backward_bytes(self.settings))
+        self.program.compute(attention_work(self.settings).twice())
         keep("activations", 3 * c * N)
         # The gradient of the output, query, key and value, and what attention kept.
         free("activations", (1 + 3) * c * N + attention.kept_bytes(self.settings))

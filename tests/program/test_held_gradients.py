@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.backends.held_gradients import held_gradient_bytes
+from tests.program.held_gradients import held_gradient_bytes
 from toolkit.model.sizes import ModelSizes, preset_sizes
 
 GPT2 = preset_sizes("gpt2", vocab_size=50_257)

@@ -16,12 +16,17 @@ and S shards, c bytes per element computed with:
 `fsdp2_no_reshard` keeps c p of every group from the forward to the backward pass. Where it does
 not reduce (replicated) nothing is given back before the last micro-step, so every group is gathered
 once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
+
+Gathers move c S s, reductions 4 S s, and hybrid sharding's all-reduce across its replicas 4 s.
+On a GPU all of them have streams of their own: one group is gathered ahead of the computation, and
+one is reduced behind it (torch 2.13, `_fsdp_param_group.py`, `FSDPCommContext`). Over gloo each is
+waited for where it stands: the calls are synchronous (`async_op=False`), and a CPU has no streams.
 """
 
-from toolkit.memory.engine import EngineWalk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.settings import StepSettings
 from toolkit.model.tensors import Tensor, block_tensors, root_tensors
+from toolkit.program.engine import EngineWalk
+from toolkit.program.events import Collective, Program
+from toolkit.program.settings import StepSettings
 
 
 def slice_of(tensor: Tensor, shards: int) -> int:
@@ -43,27 +48,30 @@ class Group:
 class Fsdp2Walk(EngineWalk):
     """`fully_shard` on every block and on the model."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
-        super().__init__(settings, ledger)
+    def __init__(self, settings: StepSettings, program: Program) -> None:
+        super().__init__(settings, program)
         sizes, shards = settings.sizes, settings.shards
         self.c = settings.width
         self.block = Group(block_tensors(0, sizes.n_embd), shards)
         self.root = Group(root_tensors(sizes), shards)
         self.sharded = sizes.n_layer * self.block.shard + self.root.shard
         self.on_cpu = settings.device == "cpu"
-        self.gathers = shards > 1
+        self.is_sharded = shards > 1
         self.gathers_again = settings.strategy != "fsdp2_no_reshard"
         self.stays_gathered = not self.gathers_again and settings.accumulation == "replicated"
         self.gather_buffers: list[int] = []
+        self.gathering: Collective | None = None
+        self.scattering: Collective | None = None
+        self.adding: list[Collective] = []
         self.reduce_buffer = 0
         self.all_reduced = 0
 
     def start(self) -> None:
         """Allocate the slices and their moments."""
-        self.ledger.add("parameters", 4 * self.sharded)
-        self.ledger.add("optimizer", self.moments(self.sharded))
+        self.program.alloc("parameters", 4 * self.sharded)
+        self.program.alloc("optimizer", self.moments(self.sharded))
         if self.keeps_gradients:
-            self.ledger.add("gradients", 4 * self.sharded)
+            self.program.alloc("gradients", 4 * self.sharded)
 
     @property
     def reduces(self) -> bool:
@@ -75,8 +83,9 @@ class Fsdp2Walk(EngineWalk):
         super().begin_micro_step(micro_step, is_last=is_last)
         if self._is_gathered:
             return
-        self.ledger.at("gather")
-        self._gather(self.root)
+        self.program.at("gather")
+        # The root waits for all computation before it: the parameters may have been updated.
+        self._gather(self.root, ahead=False)
         self._copy_out(self.root, backward=False)
 
     @property
@@ -104,7 +113,7 @@ class Fsdp2Walk(EngineWalk):
             return
         if not backward:
             if self.gathers_again:
-                self.ledger.drop("parameters", self.c * self.block.elements)
+                self.program.free("parameters", self.c * self.block.elements)
             return
         self._reduce(self.block)
 
@@ -115,41 +124,57 @@ class Fsdp2Walk(EngineWalk):
     def gradient(self, tensor: Tensor) -> None:
         """Low-precision gradients are kept; fp32 ones add up on the gathered parameters."""
         if self.c == 4 and self.micro_step and self.settings.accumulation == "replicated":
-            self.ledger.drop("gradients", 4 * tensor.elements)
+            self.program.free("gradients", 4 * tensor.elements)
 
     def end_backward(self) -> None:
         """Reduce the root; the last reduction's input goes with the backward pass."""
         self._reduce(self.root)
-        self.ledger.drop("communication", self.reduce_buffer + self.all_reduced)
+        self._wait_for_scattering()
+        if not self.on_cpu:
+            for addition in self.adding:
+                self.program.wait(addition)
+        self.adding = []
+        self.program.free("communication", self.reduce_buffer + self.all_reduced)
         self.reduce_buffer = self.all_reduced = 0
 
     def step(self) -> None:
         """Update the slices."""
-        self.ledger.at("optimizer step")
+        self.program.at("optimizer step")
         shards = self.settings.shards
         self.update(self.tensors, [slice_of(tensor, shards) for tensor in self.tensors])
         if not self.keeps_gradients:
-            self.ledger.drop("gradients", 4 * self.sharded)
+            self.program.free("gradients", 4 * self.sharded)
 
-    def _gather(self, group: Group) -> None:
-        if not self.gathers:
+    def _gather(self, group: Group, *, ahead: bool = True) -> None:
+        if not self.is_sharded:
             return
         cast = self.c * group.shard if self.c == 2 else 0
         size = self.c * group.gathered
-        self.ledger.add("communication", cast)
-        self.ledger.add("communication", size)
-        self.ledger.drop("communication", cast)
+        self.program.alloc("communication", cast)
+        self.program.alloc("communication", size)
+        self.program.free("communication", cast)
         self.gather_buffers.append(size)
+        self.gathering = self.communicate(
+            "all_gather",
+            group.gathered,
+            self.c,
+            group="shards",
+            blocks=self.on_cpu,
+            ahead=ahead and not self.on_cpu,
+        )
 
     def _copy_out(self, group: Group, *, backward: bool) -> None:
         """Free every buffer but, in the forward pass, the one just copied out of."""
-        if not self.gathers:
+        if not self.is_sharded:
             self._copy_alone(group)
             return
-        self.ledger.add("parameters", self.c * group.elements)
+        assert self.gathering is not None
+        if not self.on_cpu:
+            self.program.wait(self.gathering)
+        self.program.alloc("parameters", self.c * group.elements)
         kept = self.gather_buffers[len(self.gather_buffers) - (not backward) :]
         self._free_gather_buffers()
-        self.ledger.add("communication", sum(kept))
+        self.program.alloc("communication", sum(kept))
         self.gather_buffers = kept
 
     def _copy_alone(self, group: Group) -> None:
@@ -157,34 +182,36 @@ class Fsdp2Walk(EngineWalk):
         earlier = 0
         for tensor in group.tensors:
             cast = self.c * tensor.elements if self.c == 2 else 0
-            self.ledger.add("communication", cast)
-            self.ledger.drop("communication", earlier)
-            self.ledger.add("parameters", self.c * tensor.elements)
+            self.program.alloc("communication", cast)
+            self.program.free("communication", earlier)
+            self.program.alloc("parameters", self.c * tensor.elements)
             earlier = cast
-        self.ledger.drop("communication", earlier)
+        self.program.free("communication", earlier)
 
     def _free_gather_buffers(self) -> None:
-        self.ledger.drop("communication", sum(self.gather_buffers))
+        self.program.free("communication", sum(self.gather_buffers))
         self.gather_buffers = []
 
     def _reduce(self, group: Group) -> None:
         """After a group's backward pass: sum up locally, or reduce to the slices' owners."""
-        ledger, c = self.ledger, self.c
+        program, c = self.program, self.c
         replicated = self.settings.accumulation == "replicated"
         held = c
         if replicated and c == 2:
             held = 4
             if self.micro_step:
                 # Adding to another dtype makes a copy on a CPU; a GPU's kernel casts as it reads.
-                ledger.touch("gradients", 4 * group.largest if self.on_cpu else 0)
-                ledger.drop("gradients", c * group.elements)
+                program.touch("gradients", 4 * group.largest if self.on_cpu else 0)
+                program.free("gradients", c * group.elements)
         if self.is_last or not self.stays_gathered:
-            ledger.drop("parameters", c * group.elements)
+            program.free("parameters", c * group.elements)
         if not self.reduces:
             if replicated and c == 2 and not self.micro_step:
                 # One tensor after another is turned into fp32.
-                ledger.add("gradients", 4 * group.largest)
-                ledger.add("gradients", 4 * (group.elements - group.largest) - c * group.elements)
+                program.alloc("gradients", 4 * group.largest)
+                program.alloc(
+                    "gradients", 4 * (group.elements - group.largest) - c * group.elements
+                )
             return
         if replicated and c == 2 and not self.micro_step:
             held = c
@@ -192,25 +219,53 @@ class Fsdp2Walk(EngineWalk):
 
     def _scatter(self, group: Group, held: int) -> None:
         """Reduce gradients of `held` bytes an element to this rank's slice, in fp32."""
-        ledger = self.ledger
+        program = self.program
         size = 4 * group.gathered
-        ledger.drop("communication", self.reduce_buffer)
-        ledger.add("communication", size)
+        self._wait_for_scattering()
+        program.free("communication", self.reduce_buffer)
+        program.alloc("communication", size)
         self.reduce_buffer = size
         if self.on_cpu and held == 2:
-            ledger.touch("communication", held * group.largest)
-        ledger.drop("gradients", held * group.elements)
-        ledger.add("gradients", 4 * group.shard)
+            program.touch("communication", held * group.largest)
+        program.free("gradients", held * group.elements)
+        program.alloc("gradients", 4 * group.shard)
+        self._communicate(group)
         if self.micro_step and self.settings.accumulation == "deferred":
             # The earlier micro-steps' sum, or what has been added to it.
-            ledger.drop("gradients", 4 * group.shard)
+            program.free("gradients", 4 * group.shard)
         if self._adds_to_gradient:
             # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
             # tensor of every group to the end of the backward pass.
-            ledger.drop("gradients", 4 * group.shard)
+            program.free("gradients", 4 * group.shard)
             if self.settings.replicas > 1:
-                ledger.add("communication", 4 * group.shard)
+                program.alloc("communication", 4 * group.shard)
                 self.all_reduced += 4 * group.shard
+
+    def _communicate(self, group: Group) -> None:
+        """Reduce to the slices' owners, then add up what the replica groups have."""
+        if self.is_sharded:
+            self.scattering = self.communicate(
+                "reduce_scatter", group.gathered, 4, group="shards", blocks=self.on_cpu
+            )
+        if self.settings.replicas > 1 and self._adds_up_replicas:
+            addition = self.communicate(
+                "all_reduce",
+                group.shard,
+                4,
+                group="replicas",
+                blocks=self.on_cpu,
+                after=self.scattering,
+            )
+            self.adding.append(addition)
+
+    @property
+    def _adds_up_replicas(self) -> bool:
+        return self.is_last or self.settings.accumulation == "sharded"
+
+    def _wait_for_scattering(self) -> None:
+        if self.scattering is not None and not self.on_cpu:
+            self.program.wait(self.scattering)
+        self.scattering = None
 
     @property
     def _adds_to_gradient(self) -> bool:

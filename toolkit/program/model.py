@@ -1,20 +1,20 @@
 """Forward and backward of the model: embeddings, blocks, head and loss."""
 
-from toolkit.memory.block_walk import BlockWalk
-from toolkit.memory.compiled_walk import CompiledBlockWalk
-from toolkit.memory.engine import EngineWalk
-from toolkit.memory.ledger import Ledger
-from toolkit.memory.loss_walk import LossWalk
-from toolkit.memory.settings import StepSettings
 from toolkit.model.tensors import root_tensors
+from toolkit.program.block import BlockWalk
+from toolkit.program.compiled_block import CompiledBlockWalk
+from toolkit.program.engine import EngineWalk
+from toolkit.program.events import Program
+from toolkit.program.loss import LossWalk
+from toolkit.program.settings import StepSettings
 
 
 class ModelWalk:
     """One micro-step of the model under an engine."""
 
-    def __init__(self, settings: StepSettings, ledger: Ledger, engine: EngineWalk) -> None:
+    def __init__(self, settings: StepSettings, program: Program, engine: EngineWalk) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.program = program
         self.engine = engine
         self.r = settings.residual_width
         self.N = settings.micro_batch_size * settings.seq_len * settings.sizes.n_embd
@@ -22,13 +22,13 @@ class ModelWalk:
         self.wte, self.wpe, *self.last_norm = root_tensors(settings.sizes)
         self.layers = range(settings.sizes.n_layer)
         block_walk = CompiledBlockWalk if settings.compile else BlockWalk
-        self.block = block_walk(settings, ledger, engine)
-        self.loss = LossWalk(settings, ledger)
+        self.block = block_walk(settings, program, engine)
+        self.loss = LossWalk(settings, program)
 
     def forward(self) -> None:
         """Walk from the embeddings to the loss."""
-        keep, free = self.ledger.add, self.ledger.drop
-        self.ledger.at("forward")
+        keep, free = self.program.alloc, self.program.free
+        self.program.at("forward")
         tokens, positions = (
             self.r * self.N,
             self.r * self.settings.seq_len * self.settings.sizes.n_embd,
@@ -61,12 +61,12 @@ class ModelWalk:
 
     def backward(self) -> None:
         """Walk from the loss to the embeddings; every gradient is handed to the engine."""
-        keep, free = self.ledger.add, self.ledger.drop
-        self.ledger.at("loss backward")
+        keep, free = self.program.alloc, self.program.free
+        self.program.at("loss backward")
         self._enter("lm_head", backward=True)
         self.loss.backward()
         self._leave("lm_head", backward=True)
-        self.ledger.at("backward")
+        self.program.at("backward")
         self._enter("ln_f", backward=True)
         keep("activations", self.r * self.N)
         free("activations", 2 * self.r * self.N + self.block.stats)
@@ -78,7 +78,7 @@ class ModelWalk:
                 self.block.recompute(layer)
             self.block.backward(layer)
             self.engine.leave("block", layer, backward=True)
-        self.ledger.at("end of backward")
+        self.program.at("end of backward")
         self.block.undo_dropout(self.r)
         self._backward_embeddings()
         self.engine.end_backward()
@@ -95,7 +95,7 @@ class ModelWalk:
         Autograd adds the two in place, unless the head's is a transposed view, as it is where a
         product made it and nothing was cast: then into a third.
         """
-        keep, free = self.ledger.add, self.ledger.drop
+        keep, free = self.program.alloc, self.program.free
         positions = self.positions
         keep("activations", positions)
         self._enter("wpe", backward=True)

@@ -1,0 +1,1 @@
+"""What a step's program says: its highest point, its traffic, what it holds, its seconds."""

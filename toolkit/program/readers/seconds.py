@@ -1,0 +1,145 @@
+"""Two clocks, of what computes and of what communicates, and what a step moves them by.
+
+One process group carries out its collectives one after another, in the order in which they are
+started; two groups do not wait for each other. What waits for a collective stands still until it
+is over; what does not is overlapped. On CPUs the backend's threads need cores too
+(`Network.core_seconds`); what a GPU's collectives take from the kernels beside them is not in the
+model.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from toolkit.program.events import Collective, Compute, Event, Group, Phase, Program, Wait
+
+
+class Network(Protocol):
+    """What collectives take."""
+
+    def seconds(self, collective: Collective) -> float:
+        """Return the time of one call."""
+
+    def core_seconds(self, collective: Collective) -> float:
+        """Return the computation's time that a call takes while it is overlapped."""
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Seconds that one rank computes, communication left out.
+
+    Attributes:
+        forward_s: of one micro-step.
+        backward_s: of one micro-step.
+        update_s: clipping and optimizer, once per step.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+
+    def scaled(self, factor: float) -> "ComputeTimes":
+        """Return the same for `factor` times the tokens per micro-step: both passes follow."""
+        return ComputeTimes(self.forward_s * factor, self.backward_s * factor, self.update_s)
+
+    def of(self, phase: Phase) -> float:
+        """Return the seconds of a phase."""
+        times = {"forward": self.forward_s, "backward": self.backward_s, "update": self.update_s}
+        return times[phase]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    Attributes:
+        step_s: all of it.
+        communication_s: of its collectives.
+        exposed_s: of those, what the computation does not hide.
+    """
+
+    step_s: float
+    communication_s: float
+    exposed_s: float
+
+
+def read_seconds(program: Program, times: ComputeTimes, network: Network) -> StepTime:
+    """Return the time of a step from the time of its computation and of its collectives.
+
+    Each module is taken to compute its share of a pass by floating-point operations, as both passes
+    consist of matrix products above all, and its share of the update by the bytes that it moves.
+    """
+    clocks = _Clocks(network, _seconds_per_unit(program, times))
+    for section in program.sections:
+        for _ in range(section.times):
+            for event in section.events:
+                clocks.follow(event)
+    return StepTime(clocks.now_s, clocks.communication_s, clocks.exposed_s)
+
+
+def _seconds_per_unit(program: Program, times: ComputeTimes) -> dict[Phase, float]:
+    done: dict[Phase, int] = defaultdict(int)
+    for event in program.events:
+        if isinstance(event, Compute):
+            done[event.phase] += _units(event)
+    micro_steps = sum(section.name == "micro-step" for section in program.sections)
+    return {
+        phase: times.of(phase) * (1 if phase == "update" else micro_steps) / units
+        for phase, units in done.items()
+    }
+
+
+def _units(event: Compute) -> int:
+    return event.bytes if event.phase == "update" else event.flops
+
+
+@dataclass
+class _Clocks:
+    """Where computation and communication of one rank have got to.
+
+    Attributes:
+        now_s: the computation's clock.
+        network_s: when the last collective that a group was given is over.
+        over_s: when each collective is over.
+        used_s: when the last gather was waited for.
+        communication_s: of all collectives together.
+        exposed_s: of which the computation stood still.
+    """
+
+    network: Network
+    seconds_per_unit: dict[Phase, float]
+    now_s: float = 0.0
+    network_s: dict[Group, float] = field(default_factory=lambda: defaultdict(float))
+    over_s: dict[Collective, float] = field(default_factory=dict)
+    used_s: float = 0.0
+    communication_s: float = 0.0
+    exposed_s: float = 0.0
+
+    def follow(self, event: Event) -> None:
+        """Move the clocks by one event."""
+        if isinstance(event, Compute):
+            self.now_s += _units(event) * self.seconds_per_unit[event.phase]
+        elif isinstance(event, Collective):
+            self._carry_out(event)
+        elif isinstance(event, Wait):
+            self._wait(event.collective)
+
+    def _carry_out(self, collective: Collective) -> None:
+        seconds = self.network.seconds(collective)
+        ready_s = self.used_s if collective.ahead else self.now_s
+        if collective.after is not None:
+            ready_s = max(ready_s, self.over_s[collective.after])
+        over_s = max(self.network_s[collective.group], ready_s) + seconds
+        self.network_s[collective.group] = self.over_s[collective] = over_s
+        self.communication_s += seconds
+        if collective.blocks:
+            self._wait(collective)
+        else:
+            self.now_s += self.network.core_seconds(collective)
+
+    def _wait(self, collective: Collective) -> None:
+        over_s = self.over_s[collective]
+        self.exposed_s += max(0.0, over_s - self.now_s)
+        self.now_s = max(self.now_s, over_s)
+        if collective.kind == "all_gather":
+            self.used_s = self.now_s
