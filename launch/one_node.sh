@@ -2,14 +2,16 @@
 # One machine: every GPU of it, or a few CPU processes.
 #   STRATEGY=zero2 PROCESSES=8 CONFIG=configs/train/gpt2.yaml launch/one_node.sh [section.key=value ...]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+# Paths in CONFIG and in what follows it are those of the caller, who may be anywhere.
+root=$(cd "$(dirname "$0")/.." && pwd)
 
 STRATEGY=${STRATEGY:-fsdp2}
 PROCESSES=${PROCESSES:-2}
-CONFIG=${CONFIG:-configs/train/demo.yaml}
+CONFIG=${CONFIG:-$root/configs/train/demo.yaml}
 
-[ -f "configs/accelerate/$STRATEGY.yaml" ] || {
-  echo "error: STRATEGY=$STRATEGY has no launch file; there are" configs/accelerate/*.yaml >&2
+[ -f "$root/configs/accelerate/$STRATEGY.yaml" ] || {
+  names=$(cd "$root" && echo configs/accelerate/*.yaml)
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are $names" >&2
   exit 2
 }
 
@@ -18,6 +20,6 @@ export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
 exec accelerate launch \
-  --config_file "configs/accelerate/$STRATEGY.yaml" \
+  --config_file "$root/configs/accelerate/$STRATEGY.yaml" \
   --num_processes "$PROCESSES" \
-  launch/train.py --config "$CONFIG" "$@"
+  "$root/launch/train.py" --config "$CONFIG" "$@"

@@ -36,6 +36,56 @@ def test_a_script_names_the_launch_files_if_a_strategy_has_none(script, tmp_path
     assert done.returncode == 2
 
 
+STUB = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0") $*" in
+  "scontrol show job"*) echo "   Command=$SCRIPT seed=1" ;;
+  "scontrol show hostnames"*) printf 'node1\nnode2\n' ;;
+  srun*) SLURM_NODEID=1 exec "$@" ;;
+esac
+"""
+
+
+class Programs:
+    """Stands in for what the scripts call: each call is a line, and `srun` runs its command."""
+
+    def __init__(self, folder):
+        self.calls = folder / "calls"
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        for name in ("accelerate", "python", "scontrol", "srun"):
+            (self.folder / name).write_text(STUB)
+            (self.folder / name).chmod(0o755)
+
+    def run(self, script, *words, **settings):
+        """Run a script in this folder; return the words of the launcher's line."""
+        environment = {**os.environ, "CALLS": str(self.calls), "SCRIPT": str(script), **settings}
+        environment["PATH"] = f"{self.folder}:{os.environ['PATH']}"
+        folder = self.folder.parent
+        done = subprocess.run(
+            ["bash", str(script), *words], cwd=folder, env=environment, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        return self.calls.read_text().splitlines()[-1].split()
+
+
+NODES = {"NODES": "2", "NODE_RANK": "0", "MAIN_ADDRESS": "node1", "PROCESSES_PER_NODE": "1"}
+SLURM = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
+
+
+@pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh", "slurm.sbatch"])
+def test_a_script_takes_paths_as_the_folder_it_is_called_from_has_them(script, tmp_path):
+    root = CONFIGS.parent
+    settings = {"STRATEGY": "ddp", **NODES, **SLURM, "SLURM_SUBMIT_DIR": str(tmp_path)}
+    programs = Programs(tmp_path)
+    override = "data.train=my/shards"
+    line = programs.run(root / "launch" / script, override, **settings, CONFIG="my/run.yaml")
+    assert line[-4:] == [str(root / "launch" / "train.py"), "--config", "my/run.yaml", override]
+    assert line[line.index("--config_file") + 1] == str(CONFIGS / "accelerate" / "ddp.yaml")
+    own = programs.run(root / "launch" / script, **settings)
+    assert Path(own[-1]) in RUNS
+
+
 def test_there_is_a_run_for_each_size_and_a_demo():
     assert {path.stem for path in RUNS} == {"demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}
 
