@@ -23,7 +23,7 @@ def run_file(tmp_path: Path) -> Path:
         "batch": {"tokens_per_step": 512, "micro_batch_size": 4},
         "output_dir": str(tmp_path / "runs"),
         "optimizer": {"lr": 1e-3, "warmup_steps": 2},
-        "training": {"steps": 4, "checkpoint_every": 0},
+        "training": {"steps": 4, "checkpoint_every": "never"},
     }
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(run))

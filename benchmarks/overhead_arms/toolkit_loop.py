@@ -45,7 +45,7 @@ def run_file(order: Order) -> dict[str, Any]:
         "optimizer": {"lr": LR, "min_lr": LR, "grad_clip": GRAD_CLIP},
         "training": {
             "steps": workload.steps_per_turn * workload.turns + 1,
-            "checkpoint_every": 0,
+            "checkpoint_every": "never",
             # Waiting for a turn is no hang.
             "timeout_s": LONGEST_WAIT_S,
         },

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
         "precision": "bf16",
         "output_dir": str(tmp_path / "runs"),
         "optimizer": {"lr": 1e-3},
-        "training": {"steps": 3, "checkpoint_every": 0},
+        "training": {"steps": 3, "checkpoint_every": "never"},
     }
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(run))

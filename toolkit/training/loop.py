@@ -99,7 +99,7 @@ class Loop:
             NonFiniteError: the loss or the gradient norm is not a number, and the run's policy is
                 to end, or going back did not help.
             SaveError: a checkpoint could not be written, and the run's policy is to end.
-            Preempted: a signal asked for the end; the state is saved.
+            Preempted: a signal asked for the end; the state is saved unless the run never saves.
         """
         training = self.config.training
         last = training.stop_at or training.steps
@@ -132,7 +132,7 @@ class Loop:
             if _due(self.step, training.eval_every, last):
                 for record, line in validate(self.run, step=self.step):
                     self.report.tell(record, line)
-            if _due(self.step, training.checkpoint_every, last):
+            if self.saving.is_due(self.step, last=last):
                 self._save_new()
             elif not writing:
                 self.saving.finish()
@@ -252,11 +252,13 @@ class Loop:
             self.saving.save(self._position())
 
     def _end_early(self, name: str) -> None:
-        self.saving.save_last(self._position())
+        if self.saving.every == "never":
+            outcome = "which is not saved, as training.checkpoint_every is never"
+        else:
+            self.saving.save_last(self._position())
+            outcome = "which is saved; start again to carry on"
         self.stop.ignore_further()
-        raise Preempted(
-            f"stopped by {name} after step {self.step}, which is saved; start again to carry on"
-        )
+        raise Preempted(f"stopped by {name} after step {self.step}, {outcome}")
 
     def _on_device(self, batch: tuple[np.ndarray, np.ndarray]) -> MicroBatch:
         tokens, targets = (torch.from_numpy(part).to(self.engine.device) for part in batch)
