@@ -10,6 +10,7 @@ import pytest
 
 from tests.distributed.started import wait_until
 from tests.distributed.test_runs import folder, summary
+from toolkit.backends.strategies import Strategy
 from toolkit.train import ROOT
 
 __all__ = ["folder"]  # the fixture
@@ -22,14 +23,23 @@ def free_port() -> int:
         return port
 
 
-def start(folder: Path, rank: int, port: int, *, name: str, out: Path) -> "subprocess.Popen[bytes]":
+def start(
+    folder: Path,
+    rank: int,
+    port: int,
+    *overrides: str,
+    name: str,
+    out: Path,
+    strategy: Strategy = "ddp",
+    cwd: Path | None = None,
+) -> "subprocess.Popen[bytes]":
     settings = {
         "NODES": "2",
         "NODE_RANK": str(rank),
         "MAIN_ADDRESS": "127.0.0.1",
         "MAIN_PORT": str(port),
         "PROCESSES_PER_NODE": "1",
-        "STRATEGY": "ddp",
+        "STRATEGY": strategy,
         "CONFIG": str(folder / "run.yaml"),
         "HF_HOME": str(folder),
         "OMP_NUM_THREADS": "1",
@@ -38,8 +48,9 @@ def start(folder: Path, rank: int, port: int, *, name: str, out: Path) -> "subpr
     }
     with out.open("w") as printed:
         return subprocess.Popen(
-            ["bash", str(ROOT / "launch" / "several_nodes.sh"), f"run_name={name}"],
+            ["bash", str(ROOT / "launch" / "several_nodes.sh"), f"run_name={name}", *overrides],
             env={**os.environ, **settings},
+            cwd=cwd,
             stdout=printed,
             stderr=printed,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from toolkit.backends.agreement import compare_ranks
 from toolkit.backends.build import build_engine
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_in_force
@@ -18,6 +19,7 @@ from toolkit.data.batches import GlobalBatches, TokenDataset
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.batches import build_batches, build_val, plan_run
+from toolkit.training.facts import REMEDIES, marked, run_facts
 from toolkit.training.optimizer import build_optimizer
 
 _AFTER_WATCHDOG_S = 5.0
@@ -32,6 +34,7 @@ class Run:
     Attributes:
         val: None where nothing is to be evaluated.
         data: the training data's `TokenStream.fingerprint`.
+        differing: in what the ranks differ and may.
     """
 
     config: RunConfig
@@ -41,22 +44,25 @@ class Run:
     data: dict[str, Any]
     engine: Engine
     facts: list[str]
+    differing: list[str]
 
 
 def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
-    """Check the data, join the processes, build the model and wrap it.
+    """Check the data, join the processes, compare them, build the model and wrap it.
 
     Raises:
-        UsageError: the batch, the data or the launch does not fit the configuration, or what was
-            asked is not in force.
+        UsageError: the batch, the data or the launch does not fit the configuration, the ranks were
+            not started alike, or what was asked is not in force.
     """
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
     val = build_val(config)
     if config.model.compile:
         check_compiler()
-    timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
-    device = start_process_group(launched, timeout=timeout)
+    data = {"data.train": batches.dataset.stream.fingerprint()}
+    if val is not None:
+        data["data.val"] = val.stream.fingerprint()
+    device, differing = _join(config, launched, folder, data)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
     groups = [
@@ -77,7 +83,20 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     )
     checked = check_in_force(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
-    return Run(config, plan, batches, val, batches.dataset.stream.fingerprint(), engine, facts)
+    return Run(config, plan, batches, val, data["data.train"], engine, facts, differing)
+
+
+def _join(
+    config: RunConfig, launched: Launched, folder: Path, data: dict[str, dict[str, Any]]
+) -> tuple[torch.device, list[str]]:
+    """Make the processes one group of ranks that were started alike."""
+    timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
+    if launched.world_size == 1:
+        return start_process_group(launched, timeout=timeout), []
+    with marked(folder, rank=launched.rank) as mark:
+        device = start_process_group(launched, timeout=timeout)
+        facts = run_facts(config, launched, data, device=device, mark=mark)
+        return device, compare_ranks(facts, REMEDIES, device=device)
 
 
 def build_model(config: RunConfig) -> GPT2:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from toolkit.backends.launched import Launched, find_launch_file, read_launch
 from toolkit.check import check_pair
-from toolkit.config import RunConfig, dotted_values, load_run_config
+from toolkit.config import RunConfig, load_run_config
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.launch_file import load_launch_file
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
@@ -30,6 +30,7 @@ from toolkit.training.run_folder import (
     write_summary,
 )
 from toolkit.training.stop import StopRequest, follow_launcher
+from toolkit.training.trackers import start_trackers
 
 _FIRST_WORD_S = 3.0
 
@@ -169,7 +170,7 @@ def _run(
             loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
             if launched.rank == 0:
                 write_description(folder, config, launch, _devices(run.engine.device))
-            run.engine.accelerator.init_trackers(config.run_name, config=_for_trackers(config))
+            start_trackers(run.engine.accelerator, config)
             try:
                 loop.fit()
             finally:
@@ -247,15 +248,8 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"data       {len(run.batches.dataset.stream):,} tokens, "
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
         *(f"in force   {fact}" for fact in run.facts),
+        *(f"differs    {difference}" for difference in run.differing),
     ]
-
-
-def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
-    """Return `section.key` to value, as trackers want it; what is no number becomes text."""
-    return {
-        key: value if isinstance(value, int | float) else str(value)
-        for key, value in dotted_values(config.model_dump()).items()
-    }
 
 
 def _devices(device: Any) -> dict[str, Any]:
@@ -280,14 +274,16 @@ def _silence(line: str) -> None:
 
 
 def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
-    """Say what is wrong, once: ranks mostly fail alike, and the launcher ends them when one has.
+    """Print what is wrong, once per machine: ranks mostly fail alike, and a launcher ends its own
+    when one of them has.
 
-    A rank that gets its signal before it fails lives on; what another has said it leaves unsaid.
+    A rank that gets its signal before it fails lives on; what another has printed it does not.
     """
-    if rank:
+    if int(os.environ.get("LOCAL_RANK", rank)):
         time.sleep(_FIRST_WORD_S)
         if is_said:
             return
+    if rank and not is_said:
         sentence = f"rank {rank}: {sentence}"
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
