@@ -3,27 +3,27 @@
 #   NODES=2 NODE_RANK=0 MAIN_ADDRESS=10.0.0.1 PROCESSES_PER_NODE=8 STRATEGY=hsdp \
 #     CONFIG=configs/train/gpt2.yaml launch/several_nodes.sh [section.key=value ...]
 set -euo pipefail
-# Paths that a person gives are relative to where that person is, so nothing changes folder here.
-ROOT=$(cd "$(dirname "$0")/.." && pwd)
+# Paths in CONFIG and in what follows it are those of the caller, who may be anywhere.
+root=$(cd "$(dirname "$0")/.." && pwd)
 
 STRATEGY=${STRATEGY:-hsdp}
 PROCESSES_PER_NODE=${PROCESSES_PER_NODE:-8}
-CONFIG=${CONFIG:-$ROOT/configs/train/gpt2.yaml}
+CONFIG=${CONFIG:-$root/configs/train/gpt2.yaml}
 # All machines must name the same port, so none can be picked here.
 MAIN_PORT=${MAIN_PORT:-29500}
 
-LAUNCH_FILE=$ROOT/configs/accelerate/$STRATEGY.yaml
-[ -f "$LAUNCH_FILE" ] || {
-  echo "error: STRATEGY=$STRATEGY has no launch file; there are" $(cd "$ROOT/configs/accelerate" && echo *.yaml) >&2
+[ -f "$root/configs/accelerate/$STRATEGY.yaml" ] || {
+  names=$(cd "$root" && echo configs/accelerate/*.yaml)
+  echo "error: STRATEGY=$STRATEGY has no launch file; there are $names" >&2
   exit 2
 }
 
 # `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
 exec python -m toolkit.launcher launch \
-  --config_file "$LAUNCH_FILE" \
+  --config_file "$root/configs/accelerate/$STRATEGY.yaml" \
   --num_machines "${NODES:?how many machines}" \
   --machine_rank "${NODE_RANK:?this machine, from 0}" \
   --main_process_ip "${MAIN_ADDRESS:?address of machine 0}" \
   --main_process_port "$MAIN_PORT" \
   --num_processes $((NODES * PROCESSES_PER_NODE)) \
-  "$ROOT/launch/train.py" --config "$CONFIG" "$@"
+  "$root/launch/train.py" --config "$CONFIG" "$@"

@@ -31,43 +31,59 @@ def test_a_script_names_the_launch_files_if_a_strategy_has_none(script, tmp_path
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True
     )
-    files = " ".join(path.name for path in LAUNCHES)
+    files = " ".join(str(path.relative_to(root)) for path in LAUNCHES)
     assert done.stderr == f"error: STRATEGY=foo has no launch file; there are {files}\n"
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("script", "program"), [("one_node.sh", "accelerate"), ("several_nodes.sh", "python")]
-)
-def test_a_script_leaves_paths_to_the_folder_it_is_called_from(script, program, tmp_path):
-    stub = tmp_path / program
-    stub.write_text('#!/bin/sh\npwd\necho "$@"\n')
-    stub.chmod(0o755)
-    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONFIG": "my.yaml"}
-    settings |= {"NODES": "2", "NODE_RANK": "0", "MAIN_ADDRESS": "127.0.0.1"}
-    done = subprocess.run(
-        ["bash", str(CONFIGS.parent / "launch" / script), "data.train=here"],
-        cwd=tmp_path,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    folder, words = done.stdout.splitlines()
-    assert Path(folder) == tmp_path.resolve()
-    assert words.endswith("launch/train.py --config my.yaml data.train=here")
-    assert Path(words.split("--config_file ")[1].split()[0]) in LAUNCHES
+STUB = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0") $*" in
+  "scontrol show job"*) echo "   Command=$SCRIPT seed=1" ;;
+  "scontrol show hostnames"*) printf 'node1\nnode2\n' ;;
+  srun*) SLURM_NODEID=1 exec "$@" ;;
+esac
+"""
 
 
-def test_slurm_wants_the_toolkits_folder(tmp_path):
-    done = subprocess.run(
-        ["bash", str(CONFIGS.parent / "launch" / "slurm.sbatch")],
-        env=os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: submit from the toolkit's folder")
+class Programs:
+    """Stands in for what the scripts call: each call is a line, and `srun` runs its command."""
+
+    def __init__(self, folder):
+        self.calls = folder / "calls"
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        for name in ("accelerate", "python", "scontrol", "srun"):
+            (self.folder / name).write_text(STUB)
+            (self.folder / name).chmod(0o755)
+
+    def run(self, script, *words, **settings):
+        """Run a script in this folder; return the words of the launcher's line."""
+        environment = {**os.environ, "CALLS": str(self.calls), "SCRIPT": str(script), **settings}
+        environment["PATH"] = f"{self.folder}:{os.environ['PATH']}"
+        folder = self.folder.parent
+        done = subprocess.run(
+            ["bash", str(script), *words], cwd=folder, env=environment, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        return self.calls.read_text().splitlines()[-1].split()
+
+
+NODES = {"NODES": "2", "NODE_RANK": "0", "MAIN_ADDRESS": "node1", "PROCESSES_PER_NODE": "1"}
+SLURM = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
+
+
+@pytest.mark.parametrize("script", ["one_node.sh", "several_nodes.sh", "slurm.sbatch"])
+def test_a_script_takes_paths_as_the_folder_it_is_called_from_has_them(script, tmp_path):
+    root = CONFIGS.parent
+    settings = {"STRATEGY": "ddp", **NODES, **SLURM, "SLURM_SUBMIT_DIR": str(tmp_path)}
+    programs = Programs(tmp_path)
+    override = "data.train=my/shards"
+    line = programs.run(root / "launch" / script, override, **settings, CONFIG="my/run.yaml")
+    assert line[-4:] == [str(root / "launch" / "train.py"), "--config", "my/run.yaml", override]
+    assert line[line.index("--config_file") + 1] == str(CONFIGS / "accelerate" / "ddp.yaml")
+    own = programs.run(root / "launch" / script, **settings)
+    assert Path(own[-1]) in RUNS
 
 
 def test_there_is_a_run_for_each_size_and_a_demo():

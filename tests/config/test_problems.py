@@ -64,6 +64,20 @@ KEYS = dotted_keys(RunConfig)
         ),
         ('output_dir: "\\ud800"', "output_dir: Input should be a valid string"),
         ("training: {trackers: [wandbb]}", "training.trackers[0] must be"),
+        (
+            "training: {checkpoint_every: -1}",
+            "training.checkpoint_every must be a number of steps from 0 to 1,000,000,000 or "
+            "'never', got the number -1",
+        ),
+        (
+            "training: {checkpoint_every: sometimes}",
+            "training.checkpoint_every must be a number of steps from 0 to 1,000,000,000 or "
+            "'never', got the text 'sometimes'",
+        ),
+        (
+            "training: {tracker_project: ../outside}",
+            "training.tracker_project must be up to 100 letters",
+        ),
     ],
 )
 def test_keys_and_types(problems, text, sentence):

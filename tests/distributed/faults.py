@@ -21,7 +21,6 @@ from toolkit.backends.launched import read_launch
 from toolkit.backends.process_group import start_process_group
 from toolkit.backends.replicas import replica_problems
 from toolkit.errors import UsageError
-from toolkit.training.agreement import Facts, agree
 from toolkit.training.build import TIED
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
@@ -148,20 +147,8 @@ def bf16_reduction() -> None:
         say("gradients reduced in bf16", refusal(lambda: arm.build_case(case, TINY, LAUNCHED)))
 
 
-def ranks_that_differ() -> None:
-    """Each rank brings facts of its own, as machines do that were set up apart."""
-    device, same = torch.device("cpu"), Facts(LAUNCHED.rank, "here", {"seed": 1}, {"place": "/a"})
-    say("equal ranks", agree(same, device))
-    elsewhere = replace(same, free={"place": f"/{LAUNCHED.rank}"})
-    say("equal ranks in two places", agree(elsewhere, device))
-    other = replace(same, equal={"seed": 1 + LAUNCHED.rank})
-    heard = [None, None]
-    dist.all_gather_object(heard, refusal(lambda: agree(other, device)))
-    say("ranks of two seeds", heard)
-
-
 FAULTS = {
-    "ddp": [never_communicates_before_the_last, replicas, ranks_that_differ],
+    "ddp": [never_communicates_before_the_last, replicas],
     "fsdp2": [wrong_reshard, bf16_reduction],
     "zero2": [stale_optimizer, wrong_stage, default_clipping, bf16_accumulation],
 }

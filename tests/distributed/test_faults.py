@@ -50,16 +50,3 @@ def test_a_fault_is_refused_by_name(strategy: Strategy, fault: str, words: str) 
 )
 def test_a_fault_shows_in_the_numbers(strategy: Strategy, fault: str) -> None:
     assert caught(strategy)[fault] is True
-
-
-def test_ranks_compare_what_they_are_about_to_train() -> None:
-    found = caught("ddp")
-    assert found["equal ranks"] == []
-    assert found["equal ranks in two places"] == [
-        "place is /1 on rank 1 (host here) and /0 on rank 0 (host here)"
-    ]
-    sentence = (
-        "the ranks are not about to train the same: "
-        "seed is 2 on rank 1 (host here) and 1 on rank 0 (host here)"
-    )
-    assert found["ranks of two seeds"] == [sentence, sentence]

@@ -31,6 +31,7 @@ def start(
     name: str,
     out: Path,
     strategy: Strategy = "ddp",
+    cwd: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
     settings = {
         "NODES": "2",
@@ -49,6 +50,7 @@ def start(
         return subprocess.Popen(
             ["bash", str(ROOT / "launch" / "several_nodes.sh"), f"run_name={name}", *overrides],
             env={**os.environ, **settings},
+            cwd=cwd,
             stdout=printed,
             stderr=printed,
         )

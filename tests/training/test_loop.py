@@ -12,7 +12,7 @@ from toolkit.backends.engine import Engine
 from toolkit.backends.launched import read_launch
 from toolkit.checkpoint import saver as saver_module
 from toolkit.config import load_run_config
-from toolkit.errors import NonFiniteError, SaveError, UntrustedError, UsageError
+from toolkit.errors import NonFiniteError, Preempted, SaveError, UntrustedError, UsageError
 from toolkit.memory.advice import estimate_run
 from toolkit.training import loop as loop_module
 from toolkit.training.build import build_run
@@ -192,12 +192,27 @@ def test_another_run_is_not_carried_on(
     assert "choose another run_name" in str(caught.value)
 
 
-def test_the_last_state_is_saved_however_often_the_others_are(start: Start) -> None:
-    steps = {"0": [4], "3": [3, 4], "never": []}
-    for every, saved in steps.items():
-        loop = start(f"run_name=every-{every}", f"training.checkpoint_every={every}")
-        loop.fit()
-        assert [path.name for path in loop.store.committed()] == [f"step_{n:08d}" for n in saved]
+def test_a_run_that_ends_saves_its_last_state_though_it_saves_none_on_the_way(
+    start: Start, said: list[str]
+) -> None:
+    loop = start("training.checkpoint_every=0")
+    loop.fit()
+    (saved,) = loop.store.committed()
+    assert saved.name == "step_00000004"
+    again = start("training.checkpoint_every=0", "training.steps=6")
+    assert again.step == 4
+    start("run_name=early", "training.checkpoint_every=0", "training.stop_at=2").fit()
+    assert any(line.startswith("saved ") and "early" in line for line in said)
+
+
+def test_a_run_that_is_never_to_save_does_not(start: Start) -> None:
+    loop = start("training.checkpoint_every=never")
+    loop.fit()
+    assert loop.step == 4
+    assert loop.store.committed() == []
+    with pytest.raises(Preempted, match="after step 4, which is not saved, as training"):
+        loop._end_early("SIGTERM")
+    assert loop.store.committed() == []
 
 
 def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator
 
 from tests.data.shard_files import write_llmc
 from toolkit.backends import strategies
@@ -405,19 +404,3 @@ def test_a_host_without_memory_left_is_exit_code_5(run_file, monkeypatch, capsys
     said = capsys.readouterr().err
     assert said.startswith("error: out of memory on rank 0:")
     assert "Traceback" not in said
-
-
-def test_runs_of_one_project_are_told_apart_by_their_names(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = []
-
-    def record(self: Accelerator, project_name: str, *, init_kwargs: Any, config: Any) -> None:
-        asked.append((project_name, init_kwargs))
-
-    monkeypatch.setattr(Accelerator, "init_trackers", record)
-    for name in ("one", "two"):
-        worker.main(["--config", str(run_file), f"run_name={name}", "training.steps=2"])
-    worker.main(["--config", str(run_file), "run_name=x", "training.tracker_project=mine"])
-    assert [project for project, _ in asked] == ["scaling-toolkit", "scaling-toolkit", "mine"]
-    assert [words["wandb"] for _, words in asked[:2]] == [{"name": "one"}, {"name": "two"}]

@@ -5,7 +5,9 @@ Without a GPU, Accelerate 1.15 leaves every launched process believing it is alo
 gloo, makes all engines real; the same launch file then serves both kinds of host.
 """
 
+import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from toolkit.backends.agreement import differences
 from toolkit.backends.launched import Launched, leave_to_the_run
 from toolkit.errors import HangError, UsageError
 
@@ -85,7 +88,7 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
     whoever comes first would find the addresses of processes that are gone.
 
     Raises:
-        UsageError: another process came under the same rank.
+        UsageError: another process came under the same rank, or on another kind of device.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     for store, rank, world_size in dist.rendezvous(url.replace(_ATTEMPT, "env", 1), **settings):
@@ -95,7 +98,25 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
                 f"another process is rank {rank} already: two launchers have one node rank; "
                 "start one on every machine, each with a node rank of its own"
             )
+        _compare_devices(own, rank, world_size)
         yield own, rank, world_size
+
+
+def _compare_devices(store: dist.Store, rank: int, world_size: int) -> None:
+    """Refuse ranks with and without a GPU, which would wait for each other on two backends.
+
+    Raises:
+        UsageError: names one of each.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    store.set(f"device of {rank}", json.dumps([device, socket.gethostname()]))
+    found = store.multi_get([f"device of {other}" for other in range(world_size)])
+    devices, hosts = zip(*map(json.loads, found), strict=True)
+    if clauses := differences([{"device": device} for device in devices], hosts):
+        raise UsageError(
+            f"the ranks differ in hardware: {clauses[0]}; where nvidia-smi lists a GPU, PyTorch "
+            "must see it as well"
+        )
 
 
 dist.register_rendezvous_handler(_ATTEMPT, _meet)

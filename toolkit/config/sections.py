@@ -5,6 +5,7 @@ Every default passes the same checks as a value that a person writes. Types are 
 """
 
 import os
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from toolkit.config.problems import OF_THE_KEY
+from toolkit.config.problems import OF_THE_KEY, describe_value
 from toolkit.model.sizes import (
     GPT2_BLOCK_SIZE,
     PADDED_VOCAB_SIZE,
@@ -32,6 +33,8 @@ from toolkit.model.sizes import (
 _MAX_STEPS = 10**9
 _MAX_TOKENS = 10**12
 MAX_MICRO_BATCH = 2**20
+# TensorBoard makes a folder of it, and W&B refuses most other characters.
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -224,9 +227,8 @@ class TrainingConfig(Section):
     """Validation sequences per evaluation; left out, all of data.val."""
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
-    checkpoint_every: Steps | Literal["never"] = 250
-    """Steps between checkpoints; 0 saves only the last state; `never` not even that, unless a
-    signal ends the run."""
+    checkpoint_every: int | Literal["never"] = 250
+    """Steps between checkpoints; 0 saves only the last state, `never` not even that."""
     check_replicas_every: Steps = 100
     """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)
@@ -246,8 +248,28 @@ class TrainingConfig(Section):
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
-    tracker_project: NonEmpty = "scaling-toolkit"
-    """The trackers' project, in which runs are laid over each other by run_name."""
+    tracker_project: str = "scaling-toolkit"
+    """Project that trackers keep the run in, under `run_name`."""
+
+    @field_validator("checkpoint_every", mode="before")
+    @classmethod
+    def _checkpoint_every_is_steps_or_never(cls, value: Any) -> Any:
+        is_steps = type(value) is int and 0 <= value <= _MAX_STEPS
+        if not is_steps and value != "never":
+            got = describe_value(value)
+            wrong = f"must be a number of steps from 0 to {_MAX_STEPS:,} or 'never', got {got}"
+            raise PydanticCustomError(OF_THE_KEY, "{wrong}", {"wrong": wrong})
+        return value
+
+    @field_validator("tracker_project")
+    @classmethod
+    def _project_is_a_plain_name(cls, name: str) -> str:
+        if not _PROJECT.fullmatch(name):
+            raise ValueError(
+                "training.tracker_project must be up to 100 letters, digits, '.', '_' or '-' and "
+                f"start with a letter or digit, got {name[:120]!r}"
+            )
+        return name
 
     @field_validator("trackers")
     @classmethod

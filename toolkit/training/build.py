@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from toolkit.backends.agreement import compare_ranks
 from toolkit.backends.build import build_engine
 from toolkit.backends.engine import Engine
 from toolkit.backends.in_force import check_in_force
@@ -22,8 +23,8 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.program.readers.traffic import read_reductions
 from toolkit.program.settings import settings_of_run
 from toolkit.program.step import write_step
-from toolkit.training.agreement import agree, collect_facts
 from toolkit.training.batches import build_batches, build_val, plan_run
+from toolkit.training.facts import REMEDIES, marked, run_facts
 from toolkit.training.optimizer import build_optimizer
 
 _AFTER_WATCHDOG_S = 5.0
@@ -39,6 +40,7 @@ class Run:
         val: None where nothing is to be evaluated.
         data: the training data's `TokenStream.fingerprint`.
         reductions: when a step should reduce gradients.
+        differing: in what the ranks differ and may.
     """
 
     config: RunConfig
@@ -49,23 +51,25 @@ class Run:
     engine: Engine
     facts: list[str]
     reductions: Reductions
+    differing: list[str]
 
 
 def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
-    """Check the data, join the processes, build the model and wrap it.
+    """Check the data, join the processes, compare them, build the model and wrap it.
 
     Raises:
-        UsageError: the batch, the data or the launch does not fit the configuration, the ranks are
-            not about to train the same, or what was asked is not in force.
+        UsageError: the batch, the data or the launch does not fit the configuration, the ranks were
+            not started alike, or what was asked is not in force.
     """
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
     val = build_val(config)
     if config.model.compile:
         check_compiler()
-    timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
-    device = start_process_group(launched, timeout=timeout)
-    may_differ = _compare_ranks(config, launched, batches, val, device)
+    data = {"data.train": batches.dataset.stream.fingerprint()}
+    if val is not None:
+        data["data.val"] = val.stream.fingerprint()
+    device, differing = _join(config, launched, folder, data)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
     groups = [
@@ -84,7 +88,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         project_dir=str(folder),
     )
     checked = check_in_force(engine, precision=config.precision, tied=TIED)
-    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked), *may_differ]
+    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
     settings = settings_of_run(
         config,
         launched.strategy,
@@ -97,27 +101,25 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         plan,
         batches,
         val,
-        batches.dataset.stream.fingerprint(),
+        data["data.train"],
         engine,
         facts,
         read_reductions(write_step(settings)),
+        differing,
     )
 
 
-def _compare_ranks(
-    config: RunConfig,
-    launched: Launched,
-    batches: GlobalBatches,
-    val: TokenDataset | None,
-    device: torch.device,
-) -> list[str]:
-    """Compare what the ranks are about to train with; return what may differ and does."""
+def _join(
+    config: RunConfig, launched: Launched, folder: Path, data: dict[str, dict[str, Any]]
+) -> tuple[torch.device, list[str]]:
+    """Make the processes one group of ranks that were started alike."""
+    timeout = timedelta(seconds=config.training.timeout_s + _AFTER_WATCHDOG_S)
     if launched.world_size == 1:
-        return []
-    streams = {"data.train": batches.dataset.stream}
-    if val is not None:
-        streams["data.val"] = val.stream
-    return agree(collect_facts(config, launched, streams, device), device)
+        return start_process_group(launched, timeout=timeout), []
+    with marked(folder, rank=launched.rank) as mark:
+        device = start_process_group(launched, timeout=timeout)
+        facts = run_facts(config, launched, data, device=device, mark=mark)
+        return device, compare_ranks(facts, REMEDIES, device=device)
 
 
 def build_model(config: RunConfig) -> GPT2:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class Loop:
             NonFiniteError: the loss or the gradient norm is not a number, and the run's policy is
                 to end, or going back did not help.
             SaveError: a checkpoint could not be written, and the run's policy is to end.
-            Preempted: a signal asked for the end; the state is saved.
+            Preempted: a signal asked for the end; the state is saved unless the run never saves.
         """
         training = self.config.training
         last = training.last_step
@@ -142,7 +142,7 @@ class Loop:
             if _due(self.step, training.check_replicas_every, last):
                 check_replicas(self.engine)
             # Before the evaluation, which may take long, and in which the run may be killed.
-            if _saves(self.step, training.checkpoint_every, last):
+            if self.saving.is_due(self.step, last=last):
                 self._save_new()
             elif not writing:
                 self.saving.finish()
@@ -265,11 +265,13 @@ class Loop:
             self.saving.save(self._position())
 
     def _end_early(self, name: str) -> None:
-        self.saving.save_last(self._position())
+        if self.saving.every == "never":
+            outcome = "which is not saved, as training.checkpoint_every is never"
+        else:
+            self.saving.save_last(self._position())
+            outcome = "which is saved; start again to carry on"
         self.stop.ignore_further()
-        raise Preempted(
-            f"stopped by {name} after step {self.step}, which is saved; start again to carry on"
-        )
+        raise Preempted(f"stopped by {name} after step {self.step}, {outcome}")
 
     def _on_device(self, batch: tuple[np.ndarray, np.ndarray]) -> MicroBatch:
         tokens, targets = (torch.from_numpy(part).to(self.engine.device) for part in batch)
@@ -291,11 +293,6 @@ class Loop:
 
 def _due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
-
-
-def _saves(step: int, every: int | Literal["never"], last: int) -> bool:
-    """The last state is saved however often the others are: a run is for its weights."""
-    return every != "never" and (step == last or _due(step, every, last))
 
 
 def _seed_dropout(seed: int, step: int, rank: int) -> None:

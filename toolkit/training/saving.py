@@ -19,12 +19,14 @@ class Saving:
         say: prints a line on rank 0 and does nothing elsewhere.
 
     Attributes:
+        every: steps between checkpoints, 0 for the last state alone, or `never`.
         saved_step: the step of the newest state that was saved or loaded.
     """
 
     def __init__(self, run: Run, store: CheckpointStore, say: Callable[[str], None]) -> None:
         training = run.config.training
         self.say = say
+        self.every = training.checkpoint_every
         self._goes_on = training.on_save_error == "warn"
         self.saved_step = 0
         self._begun_step = 0
@@ -36,6 +38,12 @@ class Saving:
             asynchronous=training.async_save,
             with_moments=run.config.optimizer.name == "adamw",
         )
+
+    def is_due(self, step: int, *, last: int) -> bool:
+        """Whether the state after `step` is to be saved, in a start that ends after step `last`."""
+        if self.every == "never":
+            return False
+        return step == last or (self.every > 0 and step % self.every == 0)
 
     @property
     def is_writing(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from toolkit.backends.launched import Launched, find_launch_file, leave_to_the_run, read_launch
 from toolkit.backends.strategies import check_installed
 from toolkit.check import check_launched
-from toolkit.config import RunConfig, dotted_values, load_run_config, notes_on
+from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
@@ -32,6 +32,7 @@ from toolkit.training.run_folder import (
     write_description,
 )
 from toolkit.training.stop import StopRequest
+from toolkit.training.trackers import start_trackers
 
 _FIRST_WORD_S = 3.0
 
@@ -109,9 +110,7 @@ def _train(
             is_said = False
             with suppress(OSError):  # a full disk has no room for it; the sentence and code count
                 is_first = end_start(folder, summary | how)
-                # Each machine has a console of its own.
-                is_repeated = not is_first and read_last_start(folder) == how
-                is_said = is_repeated and launched.local_rank > 0
+                is_said = not is_first and read_last_start(folder) == how
         except Exception as error:
             place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
             reason = f"{place}: {type(error).__name__}: {error}"
@@ -161,11 +160,7 @@ def _run(
             loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
             if launched.rank == 0:
                 write_description(folder, config, launch, _devices(run.engine.device))
-            run.engine.accelerator.init_trackers(
-                config.training.tracker_project,
-                config=_for_trackers(config),
-                init_kwargs=_run_names(config),
-            )
+            start_trackers(run.engine.accelerator, config)
             try:
                 loop.fit()
             finally:
@@ -245,26 +240,13 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"data       {len(run.batches.dataset.stream):,} tokens, "
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
         *(f"in force   {fact}" for fact in run.facts),
+        *(f"differs    {difference}" for difference in run.differing),
     ]
 
 
 def _groups(launched: Launched) -> str:
     shards = launched.world_size // launched.replicas
     return f" in {launched.replicas} groups of {shards}" if launched.replicas > 1 else ""
-
-
-def _for_trackers(config: RunConfig) -> dict[str, str | int | float]:
-    """Return `section.key` to value, as trackers want it; what is no number becomes text."""
-    return {
-        key: value if isinstance(value, int | float) else str(value)
-        for key, value in dotted_values(config.model_dump()).items()
-    }
-
-
-def _run_names(config: RunConfig) -> dict[str, dict[str, str]]:
-    """Return what tells each tracker the run's name, in that tracker's own word."""
-    words = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
-    return {tracker: {word: config.run_name} for tracker, word in words.items()}
 
 
 def _devices(device: Any) -> dict[str, Any]:
@@ -289,14 +271,16 @@ def _silence(line: str) -> None:
 
 
 def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
-    """Say what is wrong, once: ranks mostly fail alike, and the launcher ends them when one has.
+    """Print what is wrong, once per machine: ranks mostly fail alike, and a launcher ends its own
+    when one of them has.
 
-    A rank that gets its signal before it fails lives on; what another has said it leaves unsaid.
+    A rank that gets its signal before it fails lives on; what another has printed it does not.
     """
-    if rank:
+    if int(os.environ.get("LOCAL_RANK", rank)):
         time.sleep(_FIRST_WORD_S)
         if is_said:
             return
+    if rank and not is_said:
         sentence = f"rank {rank}: {sentence}"
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
