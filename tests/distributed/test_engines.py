@@ -15,7 +15,7 @@ from tests.half_precision import OVERFLOWS
 from toolkit.backends.deepspeed_internals import OPTIMIZERS, PARAMETERS, SCALER
 from toolkit.backends.strategies import Strategy, possible_accumulations
 from toolkit.backends.torch_internals import GROUP, PARAMETER, STATE
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed

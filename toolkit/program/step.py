@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from toolkit.backends.deepspeed_config import is_reduced_in_place
 from toolkit.backends.strategies import Strategy
 from toolkit.program.ddp import DdpWalk
 from toolkit.program.engine import EngineWalk
@@ -11,7 +12,7 @@ from toolkit.program.model import ModelWalk
 from toolkit.program.readers.peak import Peak, read_peak
 from toolkit.program.settings import StepSettings
 from toolkit.program.zero3 import Zero3Walk
-from toolkit.program.zero12 import Zero1Bf16Walk, Zero12Walk
+from toolkit.program.zero12 import InPlaceWalk, Zero1Bf16Walk, Zero12Walk
 
 WALKED_MICRO_STEPS = 3
 """First, one in the middle and last: all others in between are the same."""
@@ -63,7 +64,10 @@ def estimate_peak(settings: StepSettings) -> Peak:
 
 def build_engine_walk(settings: StepSettings, program: Program) -> EngineWalk:
     """Return the walk of the engine that the strategy runs on."""
-    walk = _WALKS[settings.strategy]
-    if settings.strategy == "zero1" and settings.precision == "bf16":
+    strategy, precision = settings.strategy, settings.precision
+    walk = _WALKS[strategy]
+    if strategy == "zero1" and precision == "bf16":
         walk = Zero1Bf16Walk
+    if is_reduced_in_place(strategy, settings.accumulation, precision):
+        walk = InPlaceWalk
     return walk(settings, program)

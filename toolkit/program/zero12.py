@@ -134,6 +134,9 @@ class Zero12Walk(ReplicatedParametersWalk):
     def _collect_window(self) -> None:
         if not self.stage_1:
             self.program.alloc("communication", self.staged * self.bucket)
+        self._collect_all()
+
+    def _collect_all(self) -> None:
         for tensor in self.by_group:
             self._collect(tensor)
 
@@ -165,9 +168,13 @@ class Zero12Walk(ReplicatedParametersWalk):
         if self.c == 4:
             self._make_sums()
         if alone:
-            stays = min(elements, self.may_stay - self.left)
-            self.left += stays
-            self.program.free("gradients", self.held * (elements - stays))
+            self._leave_own(elements)
+
+    def _leave_own(self, elements: int) -> None:
+        """Free gradients in place, but for those that the part touches, up to `may_stay`."""
+        stays = min(elements, self.may_stay - self.left)
+        self.left += stays
+        self.program.free("gradients", self.held * (elements - stays))
 
     def _pieces(self, large: Tensor) -> Iterator[int]:
         """Yield the elements of each rank's part of a matrix that is too large for the bucket."""
@@ -205,6 +212,44 @@ class Zero12Walk(ReplicatedParametersWalk):
             self.program.touch("gradients", 4 * self.owned)
         self.program.free("gradients", self.sums)
         self._gather_updated()
+
+
+class InPlaceWalk(Zero12Walk):
+    """Stage 2 that reduces a whole window's fp32 sums from where they are, in fp16 and bf16.
+
+    Its bucket, which has the model's dtype, would round them. Those of a bucket's size are made one
+    flat copy in fp32, a larger one is reduced where it is; each in one call.
+    """
+
+    def __init__(self, settings: StepSettings, program: Program) -> None:
+        super().__init__(settings, program)
+        self.may_stay = whole_tensors(settings.sizes, settings.world_size)
+
+    def end_backward(self) -> None:
+        """Reduce the whole window."""
+        if not self.is_last:
+            return
+        self._collect_all()
+        self._reduce()
+        self.program.free("gradients", self.held * self.left)
+        self.left = 0
+
+    def _collect(self, tensor: Tensor) -> None:
+        """Count a gradient to those that go out together."""
+        if self._pending_elements + tensor.elements > self.bucket:
+            self._reduce()
+        self.pending.append(tensor)
+
+    def _reduce(self) -> None:
+        """Reduce what has been counted."""
+        waiting, elements = self.pending, self._pending_elements
+        self.pending = []
+        if not waiting:
+            return
+        self._make_sums()
+        self.program.touch("communication", 4 * elements if len(waiting) > 1 else 0)
+        self.communicate("all_reduce", elements, 4, blocks=True)
+        self._leave_own(elements)
 
 
 def filled_above(limit: int, sizes: Iterable[int]) -> Iterator[int]:
