@@ -60,8 +60,9 @@ def main(strategies: list[str]) -> None:
         for finding in findings(cast(Strategy, strategy)):
             if RANK == 0:
                 print("FOUND " + json.dumps(finding), flush=True)
-    # Left to the interpreter's end, gloo's threads now and then abort the process.
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        # Left to the interpreter's end, gloo's threads now and then abort the process.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

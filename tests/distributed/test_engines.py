@@ -59,7 +59,7 @@ def found(part: str, strategy: Strategy) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_another_model_trains_as_in_plain_pytorch(strategy: Strategy) -> None:
     findings = found("other_models", strategy)
-    assert len(findings) == 2 * len(possible_accumulations(strategy))
+    assert len(findings) == 1 + len(possible_accumulations(strategy))
     for finding in findings:
         assert finding["losses"] < ROUNDING, finding
         assert finding["grad_norms"] < ROUNDING, finding

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from toolkit.backends.deepspeed_config import is_reduced_in_place
 from toolkit.memory.ddp_walk import DdpWalk
 from toolkit.memory.engine import EngineWalk
 from toolkit.memory.fsdp2_walk import Fsdp2Walk
@@ -9,7 +10,7 @@ from toolkit.memory.ledger import Ledger, Peak
 from toolkit.memory.model_walk import ModelWalk
 from toolkit.memory.settings import StepSettings
 from toolkit.memory.zero3_walk import Zero3Walk
-from toolkit.memory.zero12_walk import Zero1Bf16Walk, Zero12Walk
+from toolkit.memory.zero12_walk import Zero1Bf16Walk, Zero2InPlaceWalk, Zero12Walk
 
 WALKED_MICRO_STEPS = 3
 """First, one in the middle and last: all others in between are the same."""
@@ -53,6 +54,15 @@ def build_engine_walk(settings: StepSettings, ledger: Ledger) -> EngineWalk:
         return Zero3Walk(settings, ledger)
     if settings.strategy == "zero1" and settings.precision == "bf16":
         return Zero1Bf16Walk(settings, ledger)
+    if _reduces_in_place(settings):
+        return Zero2InPlaceWalk(settings, ledger)
     if settings.strategy in ("zero1", "zero2"):
         return Zero12Walk(settings, ledger)
     return Fsdp2Walk(settings, ledger)
+
+
+def _reduces_in_place(settings: StepSettings) -> bool:
+    """With its state on the host, DeepSpeed goes through the bucket whatever it is told."""
+    return not settings.offload_optimizer and is_reduced_in_place(
+        settings.strategy, settings.accumulation, settings.precision
+    )

@@ -1,5 +1,7 @@
 """ZeRO stages 1 and 2: parameters whole, optimizer state in parts."""
 
+from collections.abc import Iterator
+
 from toolkit.backends.held_gradients import whole_tensors
 from toolkit.memory.ledger import Ledger
 from toolkit.memory.settings import StepSettings
@@ -28,6 +30,67 @@ class Zero1Bf16Walk(ZeroWalk):
         self.ledger.drop("gradients", self.c * self.parameters)
 
 
+class Zero2InPlaceWalk(ZeroWalk):
+    """Stage 2 in fp16 and bf16 with a coalesced window, whose fp32 gradients stay where they are.
+
+    They are reduced in turn, first all matrices: what together has no more than b = P / 8 elements
+    in one flat copy, a larger one by itself and without a copy. The results are added to the part's
+    fp32 sums, made when the first tensor of the part is reduced. The fullest rank is the first:
+    what lies in its part comes first, and stays until all is reduced.
+    """
+
+    def start(self) -> None:
+        """Also the working copy."""
+        super().start()
+        self.ledger.add("parameters", self.c * self.parameters)
+
+    def gradient(self, tensor: Tensor) -> None:
+        """Keep it for the whole window."""
+        self._wait(tensor)
+
+    def end_backward(self) -> None:
+        """Reduce the whole window, then let go of the part's own gradients."""
+        if not self.is_last:
+            return
+        own = 0
+        reduced = {True: 0, False: 0}
+        for bucket in self._buckets():
+            flat = 4 * _elements(bucket) if len(bucket) > 1 else 0
+            self.ledger.add("communication", flat)
+            for kind in {tensor.is_matrix for tensor in bucket}:
+                if not reduced[kind]:
+                    self.ledger.add("gradients", 4 * self._part(is_matrix=kind))
+            self.ledger.drop("communication", flat)
+            for tensor in bucket:
+                if reduced[tensor.is_matrix] >= self._part(is_matrix=tensor.is_matrix):
+                    self.ledger.drop("gradients", 4 * tensor.elements)
+                else:
+                    own += 4 * tensor.elements
+                reduced[tensor.is_matrix] += tensor.elements
+        self.ledger.drop("gradients", own)
+
+    def _buckets(self) -> Iterator[list[Tensor]]:
+        """Yield what is reduced together."""
+        bucket: list[Tensor] = []
+        for tensor in sorted(self.tensors, key=lambda tensor: not tensor.is_matrix):
+            if bucket and _elements([*bucket, tensor]) > self.bucket:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
+
+    def step(self) -> None:
+        """The sums are one flat tensor for each group already."""
+        self.ledger.at("optimizer step")
+        self._update_owned()
+        for kind in (True, False):
+            self.ledger.drop("gradients", 4 * self._part(is_matrix=kind))
+
+
+def _elements(tensors: list[Tensor]) -> int:
+    return sum(tensor.elements for tensor in tensors)
+
+
 class Zero12Walk(ZeroWalk):
     """Stage 2, and stage 1 in fp32 and fp16.
 
@@ -40,8 +103,8 @@ class Zero12Walk(ZeroWalk):
     window. In fp32 all tensors that lie in the part are copied out of the bucket, anew in every
     micro-step that reduces, and then added to those of the micro-steps before.
 
-    Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
-    and of them first the token embedding.
+    Coalesced in fp32, the whole window's 4 P wait, then take this way tensor by tensor, first all
+    matrices and of them first the token embedding.
     """
 
     def __init__(self, settings: StepSettings, ledger: Ledger) -> None:
