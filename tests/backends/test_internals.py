@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState
 from toolkit.backends import accelerate_internals, deepspeed_internals, torch_internals
 from toolkit.backends.attributes import check_attributes
 from toolkit.errors import UsageError
-from toolkit.train import ROOT
+from toolkit.shipped import ROOT
 
 TOOLKIT = ROOT / "toolkit"
 LIBRARIES = ("torch", "deepspeed", "accelerate")
