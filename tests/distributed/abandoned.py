@@ -71,7 +71,7 @@ def gradient(engine: Engine, batches: list[MicroBatch]) -> torch.Tensor:
     clip_and_step = engine.clip_and_step
 
     def look_then_step() -> torch.Tensor:
-        whole = (engine.fullgradient(parameter) for _, parameter in engine.named_parameters())
+        whole = (engine.full_gradient(parameter) for _, parameter in engine.named_parameters())
         found.append(torch.cat([gradient.detach().float().flatten() for gradient in whole]))
         return clip_and_step()
 

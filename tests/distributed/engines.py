@@ -17,6 +17,7 @@ from tests.distributed.abandoned import abandoned_windows
 from tests.distributed.half import half_precision
 from tests.distributed.moved import moved_attributes
 from tests.distributed.other_model import other_models
+from tests.distributed.window_sums import window_sums
 from toolkit.backends.accelerate_internals import forget_engine
 from toolkit.backends.launched import Launched
 from toolkit.backends.process_group import start_process_group
@@ -30,6 +31,7 @@ PARTS: tuple[Callable[[Launched], Iterator[dict[str, Any]]], ...] = (
     abandoned_windows,
     half_precision,
     moved_attributes,
+    window_sums,
 )
 
 
@@ -60,8 +62,9 @@ def main(strategies: list[str]) -> None:
         for finding in findings(cast(Strategy, strategy)):
             if RANK == 0:
                 print("FOUND " + json.dumps(finding), flush=True)
-    # Left to the interpreter's end, gloo's threads now and then abort the process.
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        # Left to the interpreter's end, gloo's threads now and then abort the process.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,7 @@ from tests.half_precision import fp16_on_cpu
 from toolkit.backends import deepspeed_internals, torch_internals
 from toolkit.backends.engine import Engine
 from toolkit.backends.launched import Launched
-from toolkit.backends.strategies import (
-    FSDP2_STRATEGIES,
-    PRECISIONS,
-    Precision,
-    possible_accumulations,
-)
+from toolkit.backends.strategies import PRECISIONS, Precision, possible_accumulations
 from toolkit.errors import UsageError
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
@@ -24,7 +19,7 @@ from toolkit.verify.cases import TINY, Case
 def moved_attributes(launched: Launched) -> Iterator[dict[str, Any]]:
     """Yield the sentence for each attribute; DeepSpeed's classes differ by precision."""
     precisions: tuple[Precision, ...] = ()
-    if launched.strategy in FSDP2_STRATEGIES:
+    if launched.strategy == "fsdp2":
         precisions = ("fp32",)
     elif launched.strategy.startswith("zero"):
         precisions = PRECISIONS

@@ -8,35 +8,33 @@ from typing import Any
 from toolkit.backends.attributes import check_attributes
 
 READ_IN = "1.16.0"
-STATE = ("_reset_state",)
 
 
-def check_state() -> None:
-    """Look for everything below.
+def forget_engine() -> None:
+    """Let this process build another engine: Accelerate keeps the first one's settings for good.
 
     Raises:
-        UsageError: names what this version of Accelerate does not have.
+        UsageError: this version of Accelerate keeps them in another way.
     """
     from accelerate.state import AcceleratorState, GradientState
 
     for state in (AcceleratorState, GradientState):
-        check_attributes("accelerate", READ_IN, state, STATE)
-
-
-def forget_engine() -> None:
-    """Let this process build another engine: Accelerate keeps the first one's settings for good."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
+        check_attributes("accelerate", READ_IN, state, ("_reset_state",))
+        state._reset_state()
 
 
 def admit_sharding() -> None:
-    """Let `AcceleratorState` turn to FSDP without a GPU, where it would see no group at all."""
+    """Let `AcceleratorState` turn to FSDP without a GPU, where it would see no group at all.
+
+    Raises:
+        UsageError: this version of Accelerate decides by something else.
+    """
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
-    PartialState().distributed_type = DistributedType.MULTI_GPU
+    state = PartialState()
+    check_attributes("accelerate", READ_IN, state, ("distributed_type",))
+    state.distributed_type = DistributedType.MULTI_GPU
 
 
 def plain_optimizer(wrapped: Any) -> Any:

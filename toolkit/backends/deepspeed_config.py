@@ -73,9 +73,11 @@ def bucket_elements(sizes: Sizes) -> int:
 def is_reduced_in_place(
     strategy: Strategy, accumulation: Accumulation, precision: Precision
 ) -> bool:
-    """Whether stage 2 reduces gradients from where they are, without copying them to its bucket.
+    """Whether stage 2 reduces gradients where they are, without copying them to its bucket.
 
-    The bucket has the model's dtype, and so would round a whole window's fp32 sums to it.
+    The bucket has the model's dtype and would round a whole window's fp32 sums to it: in bf16 by
+    1.4e-3 of the gradient's norm, in place by 1e-9 (tests/distributed/window_sums.py, 2 ranks). It
+    moves the same bytes and needs less memory: neither the bucket nor its cast to fp32.
     """
     return (strategy, accumulation) == ("zero2", "replicated") and precision != "fp32"
 

@@ -68,6 +68,8 @@ def build_engine_walk(settings: StepSettings, program: Program) -> EngineWalk:
     walk = _WALKS[strategy]
     if strategy == "zero1" and precision == "bf16":
         walk = Zero1Bf16Walk
-    if is_reduced_in_place(strategy, settings.accumulation, precision):
+    in_place = is_reduced_in_place(strategy, settings.accumulation, precision)
+    # With its state on the host, DeepSpeed goes through the bucket whatever it is told.
+    if in_place and not settings.offload_optimizer:
         walk = InPlaceWalk
     return walk(settings, program)

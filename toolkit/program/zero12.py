@@ -75,8 +75,8 @@ class Zero12Walk(ReplicatedParametersWalk):
     Where all matrices are larger than the bucket, as in blocks wider than 7,900, a run of 4 ranks
     took 1.0 % (bf16) and 1.5 % (fp32) more than this says, coalesced 7.0 % less.
 
-    Coalesced, the whole window's 4 P wait, then take this way tensor by tensor, first all matrices
-    and of them first the token embedding.
+    Coalesced in fp32, the whole window's 4 P wait, then take this way tensor by tensor, first all
+    matrices and of them first the token embedding.
     """
 
     def __init__(self, settings: StepSettings, program: Program) -> None:
@@ -134,9 +134,6 @@ class Zero12Walk(ReplicatedParametersWalk):
     def _collect_window(self) -> None:
         if not self.stage_1:
             self.program.alloc("communication", self.staged * self.bucket)
-        self._collect_all()
-
-    def _collect_all(self) -> None:
         for tensor in self.by_group:
             self._collect(tensor)
 
@@ -168,13 +165,9 @@ class Zero12Walk(ReplicatedParametersWalk):
         if self.c == 4:
             self._make_sums()
         if alone:
-            self._leave_own(elements)
-
-    def _leave_own(self, elements: int) -> None:
-        """Free gradients in place, but for those that the part touches, up to `may_stay`."""
-        stays = min(elements, self.may_stay - self.left)
-        self.left += stays
-        self.program.free("gradients", self.held * (elements - stays))
+            stays = min(elements, self.may_stay - self.left)
+            self.left += stays
+            self.program.free("gradients", self.held * (elements - stays))
 
     def _pieces(self, large: Tensor) -> Iterator[int]:
         """Yield the elements of each rank's part of a matrix that is too large for the bucket."""
@@ -214,42 +207,60 @@ class Zero12Walk(ReplicatedParametersWalk):
         self._gather_updated()
 
 
-class InPlaceWalk(Zero12Walk):
-    """Stage 2 that reduces a whole window's fp32 sums from where they are, in fp16 and bf16.
+class InPlaceWalk(ReplicatedParametersWalk):
+    """Stage 2 in fp16 and bf16 with a coalesced window, whose fp32 gradients stay where they are.
 
-    Its bucket, which has the model's dtype, would round them. Those of a bucket's size are made one
-    flat copy in fp32, a larger one is reduced where it is; each in one call.
+    Its bucket, which has the model's dtype, would round them. They are reduced in turn, first all
+    matrices: what together has no more than b elements in one flat copy, a larger one by itself and
+    without a copy; each in one call. The results are added to the part's fp32 sums, made when the
+    first tensor of the part is reduced. The fullest rank is the first: what lies in its part comes
+    first, and stays until all is reduced.
     """
 
-    def __init__(self, settings: StepSettings, program: Program) -> None:
-        super().__init__(settings, program)
-        self.may_stay = whole_tensors(settings.sizes, settings.world_size)
+    def gradient(self, tensor: Tensor) -> None:
+        """Keep it for the whole window."""
+        self._wait(tensor)
 
     def end_backward(self) -> None:
-        """Reduce the whole window."""
+        """Reduce the whole window, then let go of the part's own gradients."""
         if not self.is_last:
             return
-        self._collect_all()
-        self._reduce()
-        self.program.free("gradients", self.held * self.left)
-        self.left = 0
+        own = 0
+        reduced = {True: 0, False: 0}
+        for bucket in self._buckets():
+            elements = sum(tensor.elements for tensor in bucket)
+            flat = 4 * elements if len(bucket) > 1 else 0
+            self.program.alloc("communication", flat)
+            self.communicate("all_reduce", elements, 4, blocks=True)
+            for kind in {tensor.is_matrix for tensor in bucket}:
+                if not reduced[kind]:
+                    self.program.alloc("gradients", 4 * self._part(is_matrix=kind))
+            self.program.free("communication", flat)
+            for tensor in bucket:
+                if reduced[tensor.is_matrix] < self._part(is_matrix=tensor.is_matrix):
+                    own += 4 * tensor.elements
+                else:
+                    self.program.free("gradients", 4 * tensor.elements)
+                reduced[tensor.is_matrix] += tensor.elements
+        self.program.free("gradients", own)
 
-    def _collect(self, tensor: Tensor) -> None:
-        """Count a gradient to those that go out together."""
-        if self._pending_elements + tensor.elements > self.bucket:
-            self._reduce()
-        self.pending.append(tensor)
+    def _buckets(self) -> Iterator[list[Tensor]]:
+        """Yield what is reduced together."""
+        bucket: list[Tensor] = []
+        for tensor in self.by_group:
+            if bucket and sum(each.elements for each in [*bucket, tensor]) > self.bucket:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
 
-    def _reduce(self) -> None:
-        """Reduce what has been counted."""
-        waiting, elements = self.pending, self._pending_elements
-        self.pending = []
-        if not waiting:
-            return
-        self._make_sums()
-        self.program.touch("communication", 4 * elements if len(waiting) > 1 else 0)
-        self.communicate("all_reduce", elements, 4, blocks=True)
-        self._leave_own(elements)
+    def step(self) -> None:
+        """The sums are one flat tensor for each group already."""
+        self.program.at("optimizer step")
+        self._update_owned()
+        for kind in (True, False):
+            self.program.free("gradients", 4 * self._part(is_matrix=kind))
+        self._gather_updated()
 
 
 def filled_above(limit: int, sizes: Iterable[int]) -> Iterator[int]:
