@@ -164,7 +164,7 @@ def test_the_readme_shows_what_is_printed(
     strategy: Strategy, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = launched(strategy, 2)
-    print_tables(report.verdicts, report.controls, {})
+    print_tables(report.verdicts, report.controls, {}, wide=False)
     sample(command).assert_is_like(capsys.readouterr().out)
 
 

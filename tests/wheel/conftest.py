@@ -62,6 +62,11 @@ class Installed:
     def toolkit(self, *words: str) -> str:
         return run(self.environment / "bin" / "toolkit", *words, cwd=self.elsewhere)
 
+    def on_screen(self, *words: str) -> str:
+        """Return what a person sees: remarks as well, which go to stderr."""
+        done = run_unchecked(self.environment / "bin" / "toolkit", *words, cwd=self.elsewhere)
+        return done.stdout + done.stderr
+
     def refused(self, *words: str) -> str:
         """Return the one sentence of wrong usage."""
         program = self.environment / "bin" / "toolkit"

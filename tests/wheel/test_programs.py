@@ -84,7 +84,7 @@ def _as_the_demo(installed: Installed, printed: str) -> str:
 @pytest.mark.usefixtures("printed")
 def test_the_readme_shows_what_is_said_of_checkpoints(prepared: Installed, command: str) -> None:
     words = command.replace("demo2", "fsdp2").split()[1:]
-    sample(command).assert_is_like(prepared.toolkit(*words).replace("fsdp2/", "demo2/"))
+    sample(command).assert_is_like(prepared.on_screen(*words).replace("fsdp2/", "demo2/"))
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

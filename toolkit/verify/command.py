@@ -125,7 +125,7 @@ def print_tables(
         console.print(build_controls_table(controls))
     for arm, reason in others.items():
         line = f"{arm.strategy} on {arm.world_size}: {reason}"
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     equal = sum(not verdict.problems for verdict in verdicts)
     console.print(
         f"{equal} of {len(verdicts)} cases are equal to the exact update up to rounding"
