@@ -93,6 +93,8 @@ def _launch() -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from toolkit.backends.accelerate_internals import end_worker_by
+
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ |= {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
@@ -102,8 +104,7 @@ def _launch() -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     arguments = launch.launch_command_parser().parse_args(sys.argv[2:])
-    # Of `single`, at a SIGTERM; Accelerate's own gives a worker 5 s to save.
-    launch._terminate_process_tree = _ask_to_end
+    end_worker_by(_ask_to_end)
     if (arguments.num_machines or 1) > 1:
         Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
     try:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from toolkit.backends.agreement import differences
 from toolkit.backends.launched import Launched, leave_to_the_run
+from toolkit.backends.torch_internals import all_groups, set_time_limit
 from toolkit.errors import HangError, UsageError
 
 _ATTEMPT = "attempt"
@@ -77,8 +78,8 @@ def lift_time_limits() -> None:
     """
     if not dist.is_initialized():
         return
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(_NO_LIMIT, group)
+    for group in all_groups():
+        set_time_limit(group, _NO_LIMIT)
 
 
 def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:

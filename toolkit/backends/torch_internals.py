@@ -7,6 +7,7 @@ Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_pytho
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,6 +26,21 @@ GROUP = ("_partial_reduce_output", "fsdp_params", "post_forward_mesh_info")
 PARAMETER = ("unsharded_accumulated_grad", "_unsharded_param", "sharded_param")
 SCALER_STATE = "_growth_tracker"
 """The key in `GradScaler.state_dict()` that counts the updates since the scale last changed."""
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return every process group that this process belongs to.
+
+    Raises:
+        UsageError: this version of PyTorch keeps them elsewhere.
+    """
+    check_attributes("torch", READ_IN, dist.distributed_c10d, ("_world", "_set_pg_timeout"))
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def set_time_limit(group: dist.ProcessGroup, limit: timedelta) -> None:
+    """Let the collectives of a group fail after `limit`."""
+    dist.distributed_c10d._set_pg_timeout(limit, group)
 
 
 def check_fsdp(units: Iterable[FSDPModule]) -> None:
