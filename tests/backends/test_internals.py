@@ -125,6 +125,29 @@ def test_accelerates_type_that_makes_sharding_real_is_named(
         accelerate_internals.admit_sharding()
 
 
+def test_accelerates_way_to_end_a_worker_is_replaced_or_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from accelerate.commands import launch
+
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.16.0")
+    monkeypatch.setattr(launch, "_terminate_process_tree", None, raising=False)
+    accelerate_internals.end_worker_by(print)
+    assert launch._terminate_process_tree is print
+    monkeypatch.delattr(launch, "_terminate_process_tree")
+    with pytest.raises(UsageError, match="_terminate_process_tree"):
+        accelerate_internals.end_worker_by(print)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.15.0")
+    accelerate_internals.end_worker_by(print)
+
+
+def test_groups_that_torch_keeps_elsewhere_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(torch_internals.all_groups()) is list
+    monkeypatch.delattr(torch.distributed.distributed_c10d, "_set_pg_timeout")
+    with pytest.raises(UsageError, match="_set_pg_timeout"):
+        torch_internals.all_groups()
+
+
 def test_torchs_scaler_counts_under_the_key_that_is_read() -> None:
     assert torch_internals.SCALER_STATE in torch.amp.GradScaler("cpu").state_dict()
 

@@ -28,13 +28,19 @@ def forget_engine() -> None:
 def end_worker_by(ask: Callable[..., None]) -> None:
     """Let the launcher of a single process end it by `ask`; its own way gives it 5 s to save.
 
+    Before 1.16 Accelerate leaves the ending to whoever handles the signal.
+
     Raises:
         UsageError: this version of Accelerate ends it in another way.
     """
-    from accelerate.commands import launch
+    from importlib.metadata import version
 
-    check_attributes("accelerate", READ_IN, launch, ("_terminate_process_tree",))
-    launch._terminate_process_tree = ask
+    from accelerate.commands import launch
+    from packaging.version import Version
+
+    if Version(version("accelerate")) >= Version("1.16"):
+        check_attributes("accelerate", READ_IN, launch, ("_terminate_process_tree",))
+        launch._terminate_process_tree = ask
 
 
 def admit_sharding() -> None:
