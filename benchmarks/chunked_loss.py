@@ -151,7 +151,7 @@ def formula(configuration: Configuration) -> int:
 
 def traced(configuration: Configuration) -> int:
     """Return that of `toolkit estimate --method trace`."""
-    from toolkit.memory.trace import trace_row
+    from toolkit.verify.traced import trace_row
 
     return trace_row(configuration.settings(device="cpu")).peak
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from toolkit.commands.summary import summarise
 from toolkit.errors import UsageError
-from toolkit.summary import summarise
 from toolkit.training.run_folder import end_start, write_summary
 
 SUMMARY: dict[str, Any] = {

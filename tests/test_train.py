@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.data.shard_files import write_llmc
-from toolkit import train as train_module
 from toolkit.backends.strategies import STRATEGIES
+from toolkit.commands import train as train_module
+from toolkit.commands.train import launch_command, train
 from toolkit.errors import ToolkitError, UntrustedError, UsageError
 from toolkit.shipped import ROOT, find_launch_file
-from toolkit.train import launch_command, train
 from toolkit.training.run_folder import end_start
 
 

@@ -63,7 +63,7 @@ def train(
 
     The pair of files and the data are checked before anything is started.
     """
-    from toolkit.train import train as run
+    from toolkit.commands.train import train as run
 
     raise typer.Exit(
         run(strategy, config, overrides or [], num_processes=num_processes, strict=strict)
@@ -76,7 +76,7 @@ def summary(
     overrides: Overrides = None,
 ) -> None:
     """Say what a run did: its loss, speed, last sample and folder."""
-    from toolkit.summary import summarise
+    from toolkit.commands.summary import summarise
 
     for line in summarise(config, overrides or []):
         typer.echo(line)
@@ -128,7 +128,7 @@ def verify_engines(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prove that strategies and accumulation modes compute the same update, by launching them."""
-    from toolkit.verify.command import verify as run
+    from toolkit.commands.verify import verify as run
     from toolkit.verify.options import choices, model_sizes, numbers
 
     code = run(
@@ -210,8 +210,8 @@ def estimate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how much memory a run takes per GPU, for every strategy and mode."""
-    from toolkit.memory.command import Question
-    from toolkit.memory.command import estimate as run
+    from toolkit.commands.estimate import Question
+    from toolkit.commands.estimate import estimate as run
     from toolkit.memory.rows import Ranks
     from toolkit.verify.options import choices
 
@@ -295,7 +295,7 @@ RunFolder = Annotated[
 @checkpoint.command("list")
 def list_checkpoints(run: RunFolder) -> None:
     """List the checkpoints of a run, the newest last."""
-    from toolkit.checkpoint.command import list_checkpoints as lines
+    from toolkit.commands.checkpoint import list_checkpoints as lines
 
     for line in lines(run):
         typer.echo(line)
@@ -304,7 +304,7 @@ def list_checkpoints(run: RunFolder) -> None:
 @checkpoint.command("verify")
 def verify_checkpoints(run: RunFolder) -> None:
     """Check every byte of a run's checkpoints against their manifests."""
-    from toolkit.checkpoint.command import verify_checkpoints as check
+    from toolkit.commands.checkpoint import verify_checkpoints as check
 
     good, problems = check(run)
     for line in good:
@@ -325,7 +325,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the weights as one safetensors file, beside it what transformers needs to use them."""
-    from toolkit.checkpoint.command import export_checkpoint
+    from toolkit.commands.checkpoint import export_checkpoint
 
     exported = export_checkpoint(run, out, step=step)
     typer.echo(exported.weights)
@@ -347,7 +347,7 @@ def import_weights(
     ] = False,
 ) -> None:
     """Let a run start from GPT-2 weights in transformers' layout."""
-    from toolkit.checkpoint.command import import_weights as run
+    from toolkit.commands.checkpoint import import_weights as run
 
     typer.echo(run(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
 

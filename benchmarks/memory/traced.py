@@ -4,7 +4,7 @@ import json
 import sys
 
 from benchmarks.memory.configurations import Configuration
-from toolkit.memory.trace import trace_row
+from toolkit.verify.traced import trace_row
 
 
 def main(row: str) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from toolkit.checkpoint.command import import_weights
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.commands.checkpoint import import_weights
 
 PADDED = ["model.n_layer=2", "model.vocab_size=50304"]
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from toolkit.checkpoint.command import export_checkpoint, verify_checkpoints
 from toolkit.checkpoint.export import export
 from toolkit.checkpoint.import_weights import read_weights
 from toolkit.checkpoint.position import Position
@@ -21,6 +20,7 @@ from toolkit.checkpoint.state import part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, write_tensors
 from toolkit.cli import app
+from toolkit.commands.checkpoint import export_checkpoint, verify_checkpoints
 from toolkit.config import load_run_config
 from toolkit.data.vocabulary import RANKS_SHA256, build_vocabulary
 from toolkit.errors import SaveError, UsageError

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.conftest import PADDED
-from toolkit.checkpoint.command import (
+from toolkit.checkpoint.import_weights import read_weights
+from toolkit.commands.checkpoint import (
     export_checkpoint,
     import_weights,
     list_checkpoints,
     verify_checkpoints,
 )
-from toolkit.checkpoint.import_weights import read_weights
 from toolkit.errors import SaveError, UntrustedError, UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes

@@ -13,8 +13,8 @@ import torch
 
 from tests.samples import sample
 from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
+from toolkit.commands.verify import print_tables
 from toolkit.verify.cases import TINY, Case
-from toolkit.verify.command import print_tables
 from toolkit.verify.compare import compare
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory

@@ -5,7 +5,7 @@ import pytest
 
 from toolkit import cli
 from toolkit.backends.strategies import supported_pairs
-from toolkit.memory import command
+from toolkit.commands import estimate as command
 from toolkit.memory.calibration import PUBLIC_RUNS, calibration_file
 from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes

@@ -169,7 +169,7 @@ def test_gpt2_xl_takes_milliseconds() -> None:
 
 
 def test_the_formula_imports_no_torch() -> None:
-    code = "import sys, toolkit.memory.command; print('torch' in sys.modules)"
+    code = "import sys, toolkit.commands.estimate; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -10,7 +10,7 @@ TRACE = """
 import json
 from toolkit.program.step import estimate_peak
 from toolkit.program.settings import StepSettings
-from toolkit.memory.trace import trace_row
+from toolkit.verify.traced import trace_row
 from toolkit.model.sizes import ModelSizes
 
 # A peak in the loss; where the tied weight's two gradients are added up; on one rank; in SGD, which

@@ -226,7 +226,7 @@ def _check(question: Question) -> None:
 def _row(settings: StepSettings, method: str) -> Row:
     if method == "formula":
         return estimate_row(settings)
-    from toolkit.memory.trace import trace_row
+    from toolkit.verify.traced import trace_row
 
     ranks = f"{settings.world_size:,} {'rank' if settings.world_size == 1 else 'ranks'}"
     words = f"{settings.strategy} {settings.accumulation} on {ranks}"

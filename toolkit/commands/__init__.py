@@ -1,0 +1,1 @@
+"""One file a verb of `toolkit`: its arguments and what is printed."""
