@@ -30,7 +30,7 @@ def test_json_says_what_ran_and_what_could_not(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "1 launch with 9 cases: about " in result.stderr
+    assert "1 launch with 8 cases: about " in result.stderr
     report = json.loads(result.stdout)
     assert report["ok"] is True
     variants = {case["variant"] for case in report["cases"]}
