@@ -15,8 +15,8 @@ CONFIG=${CONFIG:-$root/configs/train/demo.yaml}
   exit 2
 }
 
-# SIGUSR1, too, lets a run save and end; it has two minutes for that.
-export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+# These let a run save and end; it has two minutes for that.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-120}
 
 exec accelerate launch \
