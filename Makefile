@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash bench check data memory-errors overhead save-times clean
+.PHONY: train test test-long test-crash test-versions bench check data memory-errors overhead save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -29,6 +29,19 @@ test-long: $(READY)
 # Kills runs at random moments, three times each, and compares every end with an unbroken run's.
 test-crash: $(READY)
 	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
+
+# The tests of engines with the lowest and the highest version of each library that is reached into,
+# in environments of their own.
+LOWEST := $(shell sed -nE 's/.*"(accelerate|deepspeed)>=([0-9.]+),<.*/\1==\2/p' pyproject.toml)
+test-versions: test-lowest test-highest
+test-lowest: VERSIONS := $(LOWEST)
+test-highest: VERSIONS := accelerate deepspeed
+test-lowest test-highest: test-%:
+	$(PYTHON) -m venv .venv/versions/$*
+	.venv/versions/$*/bin/python -m pip install --upgrade pip
+	.venv/versions/$*/bin/python -m pip install --editable ".[dev,deepspeed]" $(VERSIONS)
+	.venv/versions/$*/bin/pytest -m "not long" tests/backends tests/distributed/test_engines.py \
+		tests/distributed/test_faults.py tests/distributed/test_verify_command.py
 
 # Time, traffic and memory of strategies and accumulation modes, and the report on them; carries on
 # where it was stopped.

@@ -28,7 +28,9 @@ TWO_RANKS: tuple[Strategy, ...] = (
     "zero2",
     "zero3",
 )
-STRATEGIES: tuple[Strategy, ...] = ("single", *TWO_RANKS, "hsdp")
+# Four processes on two cores take half a minute.
+HYBRID = pytest.param("hsdp", marks=pytest.mark.long)
+STRATEGIES = ("single", *TWO_RANKS, HYBRID)
 ROUNDING = 1e-5
 
 
@@ -66,7 +68,7 @@ def test_another_model_trains_as_in_plain_pytorch(strategy: Strategy) -> None:
         assert finding["parameters"] < ROUNDING, finding
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard", "hsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard", HYBRID])
 def test_another_model_is_sharded_by_its_own_blocks(strategy: Strategy) -> None:
     for finding in found("other_models", strategy):
         assert finding["facts"]["sharded blocks"] == "3"
