@@ -8,9 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from toolkit.backends.process_group import STALE_LOCK_S, build_extensions_here
+from toolkit.backends.launched import read_launch
+from toolkit.backends.process_group import (
+    STALE_LOCK_S,
+    build_extensions_here,
+    start_process_group,
+)
 from toolkit.errors import UsageError
 
 
@@ -25,6 +31,16 @@ def test_a_lock_left_by_a_killed_build_is_taken_away(tmp_path, monkeypatch):
     build_extensions_here(announce=False)
     assert not old.exists()
     assert fresh.exists()
+
+
+def test_without_cuda_one_process_stays_on_the_cpu_as_well(monkeypatch):
+    """Accelerate would take Apple's GPU, on which sums in fp64 fail."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
+    alone = read_launch({})
+    assert alone.strategy == "single"
+    assert start_process_group(alone, timeout=timedelta(seconds=60)).type == "cpu"
+    assert os.environ.pop("ACCELERATE_TORCH_DEVICE") == "cpu"
 
 
 @pytest.fixture(autouse=True)

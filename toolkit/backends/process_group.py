@@ -41,8 +41,8 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
         HangError: not all processes came within `timeout`.
     """
     leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
-    # Accelerate would pick Apple's GPU, which has no collectives.
-    if launched.strategy != "single" and not torch.cuda.is_available():
+    # Accelerate would pick Apple's GPU, which has neither collectives nor fp64 for sums.
+    if not torch.cuda.is_available():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     _quieten_engines()
     if launched.strategy.startswith("zero"):

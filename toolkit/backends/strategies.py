@@ -22,12 +22,10 @@ FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
 REPLICAS = 2
 """Replica groups of hybrid sharding on a single machine: the fewest there can be."""
 
-# fp16 autocast and its loss scaling need kernels that PyTorch has for CUDA only; on Apple's mps
-# nothing but fp32 is tried by this project.
+# fp16 autocast and its loss scaling need kernels that PyTorch has for CUDA only.
 DEVICE_PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "cuda": PRECISIONS,
     "cpu": ("fp32", "bf16"),
-    "mps": ("fp32",),
 }
 
 
