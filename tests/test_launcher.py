@@ -72,6 +72,22 @@ def test_a_signal_that_comes_before_the_process_is_passed_on(
     assert capsys.readouterr().err == said
 
 
+WHILE_IMPORTING = """
+import signal
+from toolkit.launcher import _pass_on_to_worker
+signal.signal(signal.SIGTERM, _pass_on_to_worker)
+try:
+    signal.raise_signal(signal.SIGTERM)
+except BaseException:
+    print("swallowed")
+"""
+
+
+def test_a_signal_ends_the_launcher_also_where_an_import_swallows_exceptions() -> None:
+    ended = subprocess.run([sys.executable, "-c", WHILE_IMPORTING], stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (Preempted.exit_code, b"")
+
+
 STUBBORN = """
 import sys
 from toolkit.launcher import run_launcher

@@ -1,3 +1,4 @@
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from tests.data.shard_files import write_llmc
 from toolkit.backends.strategies import STRATEGIES
 from toolkit.commands import train as train_module
 from toolkit.commands.train import launch_command, train
-from toolkit.errors import ToolkitError, UntrustedError, UsageError
+from toolkit.errors import Preempted, ToolkitError, UntrustedError, UsageError
 from toolkit.shipped import ROOT, find_launch_file
 from toolkit.training.run_folder import end_start
 
@@ -104,6 +105,14 @@ def test_the_workers_code_is_returned(run_file: Path, launcher: Launcher) -> Non
     launcher.status = 1
     launcher.leaves = {"exit": 75}
     assert train("single", run_file, [], num_processes=None) == 75
+
+
+def test_workers_that_a_signal_ends_before_they_can_save_are_to_be_started_again(
+    run_file: Path, launcher: Launcher
+) -> None:
+    launcher.status = 128 + signal.SIGTERM
+    with pytest.raises(Preempted, match="before this start could save anything; start it again"):
+        train("ddp", run_file, [], num_processes=2)
 
 
 def test_a_run_that_ends_twice_in_the_same_way_has_the_same_code(

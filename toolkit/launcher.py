@@ -28,6 +28,9 @@ ENVIRONMENT = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
 }
 
+STOPPED = 128 + signal.SIGTERM
+"""The launcher's code where a signal has ended it and the workers."""
+
 _ALONE_S = 30.0
 
 
@@ -120,8 +123,8 @@ def _launch() -> int:
         _say_if_killed("the process", error.returncode)
         return 1
     except (SignalException, KeyboardInterrupt):
-        sys.stderr.write("error: stopped by a signal; start it again to carry on\n")
-        return 1
+        # As Accelerate 1.16 ends by itself; the workers have said how far the run came.
+        return STOPPED
     return 0
 
 
@@ -172,7 +175,8 @@ def _pass_on_to_worker(number: int, frame: Any) -> None:
     workers = psutil.Process().children()
     if not workers:
         _say_that_nothing_was_started()
-        sys.exit(Preempted.exit_code)
+        # An exception that an import is left by may be swallowed there, or leave half a module.
+        os._exit(Preempted.exit_code)
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
             worker.send_signal(number)

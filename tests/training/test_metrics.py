@@ -63,8 +63,14 @@ def test_carrying_on_drops_what_will_be_done_again(path: Path) -> None:
 def test_an_evaluation_at_the_last_step_is_kept(path: Path) -> None:
     lines = ['{"kind": "train", "step": 2}', '{"kind": "eval", "step": 2}']
     path.write_text("\n".join([*lines, '{"kind": "train", "step": 3}']) + "\n")
-    log(path, last_step=2)
-    assert path.read_text().splitlines() == lines
+    log(path, last_step=2, write=range(3, 4))
+    assert path.read_text().splitlines() == [*lines, '{"kind": "train", "step": 3}']
+
+
+def test_a_start_that_records_nothing_leaves_the_file(path: Path) -> None:
+    log(path, last_step=0, write=range(1, 4))
+    log(path, last_step=0)
+    assert steps(path) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("torn", ['{"kind": "tra', '{"kind": "train", "st', "4", "[]", "\0\0\0"])

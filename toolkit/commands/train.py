@@ -9,9 +9,9 @@ from pathlib import Path
 from toolkit.backends.strategies import check_installed
 from toolkit.check import check_pair
 from toolkit.config import load_run_config
-from toolkit.errors import UsageError
+from toolkit.errors import Preempted, UsageError
 from toolkit.launch_file import load_launch_file, strategy_of
-from toolkit.launcher import run_launcher
+from toolkit.launcher import STOPPED, run_launcher
 from toolkit.shipped import find_launch_file, find_main_job
 from toolkit.training.batches import build_batches, build_val
 from toolkit.training.run_folder import (
@@ -39,6 +39,7 @@ def train(
         UsageError: the configuration, the launch file, the pair of them or the data is wrong, the
             engine or a tracker is not installed, or the run folder cannot be made.
         UntrustedError: data shards are damaged.
+        Preempted: a signal ended the workers before they could write how they ended.
     """
     launch_file = find_launch_file(strategy)
     launch = load_launch_file(launch_file)
@@ -57,6 +58,8 @@ def train(
         forget_last_start(folder)
     status = run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
     ended = read_last_start(folder) if status else None
+    if ended is None and status == STOPPED:
+        raise Preempted("stopped by a signal before this start could save anything; start it again")
     return int(ended["exit"]) or status if ended else status
 
 

@@ -13,7 +13,8 @@ class MetricsLog:
     """`metrics.jsonl`, appended to as things happen; only rank 0 writes it.
 
     Args:
-        path: the file; what it holds beyond `last_step` is dropped, for it will be done again.
+        path: the file; what it holds beyond `last_step` is dropped at the first record, which does
+            it again: a start that fails before leaves the file as it was.
         last_step: updates that the run carries on from; 0 starts the file anew.
 
     Attributes:
@@ -28,10 +29,9 @@ class MetricsLog:
         found = read_metrics(path)
         self.earlier = [record for record in found if record["step"] <= last_step]
         self.drops = len(self.earlier) < len(found)
-        partial = path.with_suffix(".jsonl.tmp")
+        self._path = path
+        self._has_begun = False
         try:
-            partial.write_text("".join(json.dumps(record) + "\n" for record in self.earlier))
-            partial.replace(path)
             self._file: TextIO = path.open("a", buffering=1)
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
@@ -43,9 +43,20 @@ class MetricsLog:
             SaveError: it cannot be written, say for a full disk.
         """
         try:
+            if not self._has_begun:
+                self._begin()
             self._file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise SaveError(f"{self._file.name}: cannot be written: {error.strerror}") from None
+
+    def _begin(self) -> None:
+        """Take what is dropped, and a torn line, out of the file."""
+        partial = self._path.with_suffix(".jsonl.tmp")
+        partial.write_text("".join(json.dumps(record) + "\n" for record in self.earlier))
+        partial.replace(self._path)
+        self._file.close()
+        self._file = self._path.open("a", buffering=1)
+        self._has_begun = True
 
     def close(self) -> None:
         """Close the file."""

@@ -53,10 +53,7 @@ class RunReport:
     def _open(self, last_step: int) -> MetricsLog | None:
         if self._engine.rank:
             return None
-        log = MetricsLog(self._folder / "metrics.jsonl", last_step=last_step)
-        if log.drops:
-            self._move_on()
-        return log
+        return MetricsLog(self._folder / "metrics.jsonl", last_step=last_step)
 
     def _move_on(self) -> None:
         """Leave the summary as long as it describes the run, and no longer."""
@@ -80,8 +77,7 @@ class RunReport:
     def left_out(self, step: int, *, loss: float, grad_norm: float) -> None:
         """Tell of a step without an update."""
         self._move_on()
-        if self._log is not None:
-            self._log.write({"kind": "left_out", "step": step})
+        self._write({"kind": "left_out", "step": step})
         self.say(
             f"step {step:>5}/{self.steps} | left out: the loss is {loss} and "
             f"the gradient norm {grad_norm}; the parameters are as they were"
@@ -89,12 +85,18 @@ class RunReport:
 
     def tell(self, record: dict[str, Any], line: str) -> None:
         """Write a record, hand its numbers to the trackers and say its line."""
-        if self._log is not None:
-            self._log.write(record)
+        self._write(record)
         prefix = f"{record['kind']}/"
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self._engine.accelerator.log(values, step=record["step"])
         self.say(line)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._log is None:
+            return
+        if self._log.drops:
+            self._move_on()
+        self._log.write(record)
 
     @property
     def tokens_per_s(self) -> float | None:
