@@ -132,8 +132,10 @@ class Engine(ABC):
         if 0 < self.grad_clip < norm + _CLIP_EPSILON:
             torch._foreach_mul_(gradients, self.grad_clip / (norm + _CLIP_EPSILON))
         # The norm is that of the averaged gradient, so every rank decides alike.
-        self._left_out = not self._scales and not math.isfinite(norm)
-        if not self._left_out:
+        self._left_out = not math.isfinite(norm)
+        if self._scales or not self._left_out:
+            # A scaler leaves the update out by itself, and lowers its scale; of a fused optimizer,
+            # whose kernel does so, Accelerate believes that it has made the update.
             self.optimizer.step()
         self._clear_gradients()
         self._window = None
