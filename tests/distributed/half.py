@@ -24,19 +24,19 @@ def half_precision(launched: Launched) -> Iterator[dict[str, Any]]:
     mode = possible_accumulations(launched.strategy)[0]
     case = Case(accumulation=mode, grad_accum_steps=4, precision="fp16", grad_clip=0.3)
     with fp16_on_cpu(launched.strategy):
-        exact, engine, another = (
-            arm.build_case(replace(case, precision=precision), TINY, launched)
-            for precision in ("fp32", "fp16", "fp16")
+        exact, half, fused = (
+            arm.build_case(replace(case, precision=precision, optimizer=optimizer), TINY, launched)
+            for precision, optimizer in (("fp32", "sgd"), ("fp16", "sgd"), ("fp16", "adamw"))
         )
-    batches = arm.own_micro_batches(case, TINY, engine, 0)
-    norms = [float(train_step(e, batches, lr=LR).grad_norm) for e in (exact, engine)]
+    batches = arm.own_micro_batches(case, TINY, half, 0)
+    norms = [float(train_step(engine, batches, lr=LR).grad_norm) for engine in (exact, half)]
     yield {
         "norms": norms,
-        "parameters": largest(_parameters(engine), _parameters(exact)),
-        "scale": engine.loss_scale,
-        **_overflow(engine, batches),
-        "lowered": engine.loss_scale,
-        **_load(another, engine.loss_scale, batches),
+        "parameters": largest(_parameters(half), _parameters(exact)),
+        "scale": half.loss_scale,
+        **_overflow(fused, batches),
+        "lowered": fused.loss_scale,
+        **_load(half, fused.loss_scale, batches),
     }
 
 

@@ -1,7 +1,7 @@
 """What every engine must do beyond GPT-2's equal updates: other models, windows that an exception
 leaves, fp16 with its own scaler, fp32 sums, and a name for what has moved inside its library.
 
-One launch serves all engines on two ranks, hybrid sharding needs one on four.
+Two launches serve all engines on two ranks, hybrid sharding needs one on four.
 """
 
 import json
@@ -20,22 +20,20 @@ from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed
 
-TWO_RANKS: tuple[Strategy, ...] = (
-    "ddp",
-    "fsdp2",
-    "fsdp2_no_reshard",
-    "zero1",
-    "zero2",
-    "zero3",
+LAUNCHES: tuple[tuple[int, tuple[Strategy, ...]], ...] = (
+    (1, ("single",)),
+    (2, ("ddp", "fsdp2", "fsdp2_no_reshard")),
+    (2, ("zero1", "zero2", "zero3")),
+    (4, ("hsdp",)),
 )
 # Four processes on two cores take half a minute.
 HYBRID = pytest.param("hsdp", marks=pytest.mark.long)
-STRATEGIES = ("single", *TWO_RANKS, HYBRID)
+STRATEGIES = ("single", *LAUNCHES[1][1], *LAUNCHES[2][1], HYBRID)
 ROUNDING = 1e-5
 
 
 @cache
-def launched(strategies: tuple[Strategy, ...], ranks: int) -> list[dict[str, Any]]:
+def launched(ranks: int, strategies: tuple[Strategy, ...]) -> list[dict[str, Any]]:
     printed = launch(
         # Every strategy is made inside; this one brings the processes together.
         "ddp" if ranks > 1 else "single",
@@ -49,10 +47,7 @@ def launched(strategies: tuple[Strategy, ...], ranks: int) -> list[dict[str, Any
 
 
 def found(part: str, strategy: Strategy) -> list[dict[str, Any]]:
-    if strategy in TWO_RANKS:
-        everything = launched(TWO_RANKS, 2)
-    else:
-        everything = launched((strategy,), 4 if strategy == "hsdp" else 1)
+    [everything] = [launched(*each) for each in LAUNCHES if strategy in each[1]]
     findings = [f for f in everything if (f["part"], f["strategy"]) == (part, strategy)]
     assert findings
     return findings

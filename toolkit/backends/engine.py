@@ -128,8 +128,10 @@ class Engine(ABC):
             self.accelerator.unscale_gradients()
         grad_norm = self._clip(self._local_gradients())
         # The norm is that of the averaged gradient, so every rank decides alike.
-        self._left_out = not self._scales and not math.isfinite(grad_norm.item())
-        if not self._left_out:
+        self._left_out = not math.isfinite(grad_norm.item())
+        if self._scales or not self._left_out:
+            # A scaler leaves the update out by itself, and lowers its scale; of a fused optimizer,
+            # whose kernel does so, Accelerate believes that it has made the update.
             self.optimizer.step()
         self._clear_gradients()
         self._window = None
