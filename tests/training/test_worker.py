@@ -298,17 +298,22 @@ def test_a_start_that_trains_has_a_summary_of_its_own(
     assert found["reason"] == "rank 0, step 4: ValueError: unforeseen"
 
 
-def test_a_run_that_is_set_back_has_no_summary_of_where_it_was(
+def test_a_run_that_is_set_back_is_what_it_was_until_it_has_trained_again(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = ("training.steps=2", "training.checkpoint_every=1")
     assert worker.main(["--config", str(run_file), *keys]) == 0
-    newest = run_file.parent / "runs" / run_file.stem / "checkpoints" / "step_00000002"
-    (newest / "manifest.json").unlink()
-    monkeypatch.setattr(loop_module, "train_step", fail)
-    assert worker.main(["--config", str(run_file), *keys]) == 1
-    found = summary(run_file)
-    assert (found["exit"], found["steps"]) == (1, 1)
+    finished = summary(run_file)
+    folder = run_file.parent / "runs" / run_file.stem
+    (folder / "checkpoints" / "step_00000002" / "manifest.json").unlink()
+    with monkeypatch.context() as broken:
+        broken.setattr(loop_module, "train_step", fail)
+        assert worker.main(["--config", str(run_file), *keys]) == 1
+    assert summary(run_file) == finished
+    assert json.loads((folder / "last_start.json").read_text())["exit"] == 1
+    assert worker.main(["--config", str(run_file), *keys, "training.stop_at=2"]) == 0
+    assert summary(run_file)["steps"] == 2
+    assert json.loads((folder / "last_start.json").read_text())["exit"] == 0
 
 
 def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
