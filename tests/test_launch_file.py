@@ -186,7 +186,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         (
             "ddp",
             {"dynamo_config": {"dynamo_backend": "INDUCTOR"}},
-            "dynamo_config must be left out",
+            "dynamo_config must be {'dynamo_backend': 'NO'}, got a section",
         ),
         ("ddp", {"fp8_config": {"backend": "TE"}}, "fp8_config must be left out"),
         ("ddp", {"tpu_use_cluster": True}, "tpu_use_cluster must be"),
@@ -388,6 +388,7 @@ def test_the_smallest_launch_file_names_the_type(tmp_path):
             ["fsdp_config.fsdp_cpu_ram_efficient_loading: true is not used: every rank builds"],
         ),
         ("fsdp2", {"fsdp_config__fsdp_cpu_ram_efficient_loading": DELETE}, []),
+        ("ddp", {"dynamo_config": {"dynamo_backend": "NO"}}, []),
         (
             "fsdp2",
             {

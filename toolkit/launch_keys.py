@@ -183,7 +183,10 @@ class LaunchFile(Section):
         str | None, _only("NO", None, why="the run configuration decides with model.compile")
     ] = None
     dynamo_config: Annotated[
-        None, _only(None, why="the run configuration decides with model.compile")
+        Any,
+        _only(
+            None, {"dynamo_backend": "NO"}, why="the run configuration decides with model.compile"
+        ),
     ] = None
     fp8_config: Annotated[None, _ELSEWHERE] = None
     megatron_lm_config: Annotated[None, _ELSEWHERE] = None

@@ -96,6 +96,7 @@ def test_only_a_measured_peak_on_a_gpu_is_kept() -> None:
         '{"NVIDIA H200": {"context_bytes": "much"}}',
         '{"NVIDIA H200": {"context_bytes": 1, "reserved_over_allocated": NaN}}',
         '{"NVIDIA H200": {"context_bytes": 1, "reserved_over_allocated": 0.5}}',
+        '{"NVIDIA H200": {"context_bytes": 1, "reserved_over_allocated": 1e308}}',
         '{"context_bytes": 1073741824, "reserved_over_allocated": 1.1}',
     ],
 )

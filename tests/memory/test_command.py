@@ -6,7 +6,13 @@ import pytest
 from toolkit import cli
 from toolkit.backends.strategies import supported_pairs
 from toolkit.commands import estimate as command
-from toolkit.memory.calibration import PUBLIC_RUNS, calibration_file
+from toolkit.memory.calibration import (
+    PUBLIC_RUNS,
+    Measured,
+    calibrate,
+    calibration_file,
+    save_calibration,
+)
 from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes
 
@@ -49,6 +55,16 @@ def test_the_table_names_what_fits(monkeypatch, capsys) -> None:
     assert next(line for line in lines if line.startswith("zero3")).split()[-2] == "yes"
     share = "17.41 GiB of disk; each of 8 ranks writes 2.18 GiB of it, its own share"
     assert lines[-1] == f"a checkpoint takes {share}"
+
+
+@pytest.mark.parametrize("gpu", [(), ("--gpu", "T4")])
+def test_the_table_names_the_run_that_measured_a_gpu(monkeypatch, capsys, gpu) -> None:
+    measured = Measured(run="runs/a", allocated_bytes=4, device="Tesla T4", versions={"torch": "2"})
+    save_calibration(calibrate(reserved=6, device_total=8, measured=measured))
+    assert run(monkeypatch, "--strategies", "ddp", *gpu) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fits: ")]
+    assert sum("measured on Tesla T4 by runs/a" in line for line in lines) == 1
+    assert len(lines) == (1 if gpu else 2)
 
 
 def test_the_largest_micro_batch_is_in_both_outputs(monkeypatch, capsys) -> None:

@@ -121,8 +121,8 @@ def estimate(question: Question) -> None:
     for line in _header(rows):
         print(line)
     print_table(rows, gpus)
-    for calibration in dict.fromkeys(gpu.calibration for gpu in gpus):
-        print(f"fits: {calibration.describe()}")
+    for allowance in dict.fromkeys(gpu.calibration.describe() for gpu in gpus):
+        print(f"fits: {allowance}")
     print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
     if any(s.compile for s in steps):
         print(_compile_line(question))

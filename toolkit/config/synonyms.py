@@ -44,7 +44,7 @@ _NAMES = {
     "training.sample_tokens": "sample_every",
     "training.checkpoint_every": "save_every save_steps save_interval save_freq checkpoint_steps "
     "checkpoint_interval checkpointing_steps always_save_checkpoint checkpoint checkpoint.interval",
-    "training.keep_last": "save_total_limit keep_latest_k max_to_keep save_top_k",
+    "training.keep_last": "max_checkpoints save_total_limit keep_latest_k max_to_keep save_top_k",
     "training.async_save": "async async_mode",
     "training.timeout_s": "timeout ddp_timeout",
     "training.tracker_project": "wandb_project project project_name",

@@ -44,7 +44,7 @@ class Calibration(_Model):
     """
 
     context_bytes: int = Field(default=CONTEXT_BYTES, ge=0)
-    reserved_over_allocated: float = Field(default=RESERVED_OVER_ALLOCATED, ge=1)
+    reserved_over_allocated: float = Field(default=RESERVED_OVER_ALLOCATED, ge=1, le=2**50)
     measured: Measured | None = None
 
     def device_bytes(self, allocated: int) -> int:

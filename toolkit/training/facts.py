@@ -37,6 +37,8 @@ FREE_KEYS = (
     # The shards are compared by what they hold.
     "data.train",
     "data.val",
+    # The folder itself is compared, by a mark in it: machines may mount it in different places.
+    "output_dir",
     # Another name for sizes that are compared.
     "model.preset",
     # Only rank 0 has trackers.
