@@ -59,5 +59,5 @@ def _row_norms(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tenso
     if whole:
         pieces.append(row[..., :whole].unfold(-1, ROW, ROW))
     for piece in pieces:
-        for rows in piece.split(ROWS_AT_ONCE):
+        for rows in [piece] if tensor.dtype == dtype else piece.split(ROWS_AT_ONCE):
             yield torch.linalg.vector_norm(rows, dim=-1, dtype=dtype).view(-1)

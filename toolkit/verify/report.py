@@ -67,7 +67,7 @@ def _distance(verdict: Verdict, name: str) -> str:
 
 
 def _torch_mark(verdict: Verdict) -> str:
-    return " *" if torch_is_beyond(verdict) else ""
+    return " *" if torch_is_beyond(verdict) else "  "
 
 
 def torch_is_beyond(verdict: Verdict) -> bool:
