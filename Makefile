@@ -40,7 +40,7 @@ test-lowest test-highest: test-%:
 	$(PYTHON) -m venv .venv/versions/$*
 	.venv/versions/$*/bin/python -m pip install --upgrade pip
 	.venv/versions/$*/bin/python -m pip install --editable ".[dev,deepspeed]" $(VERSIONS)
-	.venv/versions/$*/bin/pytest -m "not long" tests/backends tests/distributed/test_engines.py \
+	.venv/versions/$*/bin/pytest -m "not long" tests/engines tests/distributed/test_engines.py \
 		tests/distributed/test_faults.py tests/distributed/test_verify_command.py
 
 # Time, traffic and memory of strategies and accumulation modes, and the report on them; carries on

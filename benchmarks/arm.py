@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from benchmarks.proof import first_step, prove
 from benchmarks.record import Arm
 from benchmarks.trainer import ArmTrainer
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import lift_time_limits, start_process_group
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import lift_time_limits, start_process_group
 from toolkit.errors import ToolkitError
-from toolkit.ownership import follow
+from toolkit.launch.ownership import follow
 from toolkit.training.worker import end_process
 
 

@@ -9,7 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from benchmarks.record import Arm, Count, Sizes
-from toolkit.backends.strategies import (
+from toolkit.config.problems import describe_problems, dotted_keys
+from toolkit.config.strict_yaml import load_yaml_mapping
+from toolkit.engines.strategies import (
     REPLICAS,
     SUPPORT,
     Accumulation,
@@ -17,9 +19,7 @@ from toolkit.backends.strategies import (
     Strategy,
     has_hybrid_groups,
 )
-from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.errors import UsageError
-from toolkit.strict_yaml import load_yaml_mapping
 from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")

@@ -16,8 +16,8 @@ from math import log
 from pathlib import Path
 from unittest.mock import patch
 
-from toolkit.backends import deepspeed_config
-from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET, LARGEST_BUCKET, bucket_elements
+from toolkit.engines import deepspeed_config
+from toolkit.engines.deepspeed_config import DEEPSPEED_BUCKET, LARGEST_BUCKET, bucket_elements
 from toolkit.memory.hardware import GIB
 from toolkit.model.sizes import ModelSizes
 from toolkit.model.tensors import model_tensors

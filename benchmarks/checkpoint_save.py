@@ -23,16 +23,16 @@ from statistics import median
 
 import torch
 
-from toolkit.backends.build import build_engine
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
 from toolkit.batching import plan_batch
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import own_pieces, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.config import OptimizerConfig
+from toolkit.engines.build import build_engine
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
 from toolkit.home import expand_words
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import preset_sizes

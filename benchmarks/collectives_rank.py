@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.machine_profile import KINDS
-from toolkit.backends.traffic import EngineKind
-from toolkit.ownership import follow
+from toolkit.engines.traffic import EngineKind
+from toolkit.launch.ownership import follow
 
 SAMPLE_S = 0.5
 """Time for the calls of one payload; between `SAMPLES` of them."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.measured import Measured, Spread, grouped, rounded, step_seconds
 from benchmarks.record import Arm
-from toolkit.backends.strategies import Accumulation
+from toolkit.engines.strategies import Accumulation
 
 TOLERANCE = 0.10
 """How far a predicted ratio may be off, and modes may differ and still count as equally fast."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from toolkit.backends.strategies import Accumulation, Strategy
+from toolkit.engines.strategies import Accumulation, Strategy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from itertools import groupby
 from benchmarks.links import links_unavailable
 from benchmarks.machine import Machine
 from benchmarks.record import Arm
-from toolkit.backends.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
+from toolkit.engines.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
 from toolkit.memory.calibration import Calibration, load_calibrations
 from toolkit.memory.hardware import GIB
 from toolkit.program.settings import Device, StepSettings

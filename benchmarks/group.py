@@ -19,7 +19,7 @@ from benchmarks.arm import Order
 from benchmarks.links import Link
 from benchmarks.record import Arm
 from toolkit.errors import ToolkitError
-from toolkit.ownership import end, start, stopping_together
+from toolkit.launch.ownership import end, start, stopping_together
 from toolkit.running_time import RunningTime
 from toolkit.shipped import find_launch_file
 
@@ -169,7 +169,7 @@ def start_group(
 
 def launch_commands(arm: Arm, order_file: Path, *, link: Link | None, port: int) -> list[list[str]]:
     """Return the `accelerate launch` lines of an arm: one, or one at each end of a link."""
-    launcher = [sys.executable, "-m", "toolkit.launcher", "launch"]
+    launcher = [sys.executable, "-m", "toolkit.launch.launcher", "launch"]
     launcher += ["--config_file", str(find_launch_file(arm.strategy))]
     launcher += ["--num_processes", str(arm.world_size)]
     script = ["--module", SCRIPT, str(order_file)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.record import Environment
-from toolkit.backends.strategies import Precision
+from toolkit.engines.strategies import Precision
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.settings import Device
 from toolkit.training.run_folder import git_state, package_versions

@@ -1,7 +1,7 @@
 """What a machine's communication and arithmetic can do: `profile.json`, from which steps are
 predicted. Needs no torch.
 
-A payload is the whole tensor that a rank takes part in, as `toolkit.backends.collectives` and
+A payload is the whole tensor that a rank takes part in, as `toolkit.engines.collectives` and
 nccl-tests count it.
 """
 
@@ -14,7 +14,7 @@ from typing import get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.record import Environment
-from toolkit.backends.traffic import EngineKind
+from toolkit.engines.traffic import EngineKind
 from toolkit.errors import UsageError
 
 KINDS: tuple[EngineKind, ...] = get_args(EngineKind)

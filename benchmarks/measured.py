@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks.record import Arm, Bounds, Record, Traffic
-from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 Item = TypeVar("Item")
 

@@ -22,7 +22,7 @@ from benchmarks.machine import describe_environment, find_machine
 from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare, largest_difference
 from benchmarks.overhead_arms.driver import PLAIN, TOOLKIT, Measured, arms_of, measure
 from benchmarks.overhead_arms.workload import Workload
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.home import expand_words
 from toolkit.verify.options import choices
 

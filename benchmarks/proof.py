@@ -10,9 +10,9 @@ from benchmarks.record import Agreement, Arm, ExpectedTraffic, Traffic
 from benchmarks.reference import reference_step
 from benchmarks.split import measure_split
 from benchmarks.trainer import LR, ArmTrainer
-from toolkit.backends.collectives import CollectiveCounter
-from toolkit.backends.launched import Launched
-from toolkit.backends.traffic import KINDS
+from toolkit.engines.collectives import CollectiveCounter
+from toolkit.engines.launched import Launched
+from toolkit.engines.traffic import KINDS
 from toolkit.errors import ToolkitError
 from toolkit.memory.allocator import measure_peak
 from toolkit.program.readers.held import read_held

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import ModelSizes
 

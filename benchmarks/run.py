@@ -11,7 +11,7 @@ import typer
 from benchmarks.axes import Axes, Sweep
 from benchmarks.links import check_rate
 from benchmarks.sweep import Out, RetryFailed, carry_out, run_app
-from toolkit.backends.strategies import ACCUMULATIONS, PRECISIONS, STRATEGIES
+from toolkit.engines.strategies import ACCUMULATIONS, PRECISIONS, STRATEGIES
 from toolkit.errors import UsageError
 from toolkit.verify.options import choices, model_sizes, numbers
 

@@ -24,7 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.record import Split
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 
 Phase = Literal["forward", "backward", "optimizer"]
 NS = 1e-9

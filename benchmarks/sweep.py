@@ -17,9 +17,9 @@ import typer
 
 from benchmarks.axes import SWEEPS, Sweep, load_sweep
 from benchmarks.record import Arm, Record, append_record, read_records
+from toolkit.config.strict_yaml import dump_yaml
 from toolkit.errors import Preempted, ToolkitError, UsageError
 from toolkit.home import expand_words
-from toolkit.strict_yaml import dump_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 READY_MADE = ", ".join(sorted(path.stem for path in SWEEPS.glob("*.yaml")))

@@ -28,7 +28,7 @@ from benchmarks.measured import (
     why_not_measured,
 )
 from benchmarks.record import Arm, Record
-from toolkit.backends.traffic import EngineKind
+from toolkit.engines.traffic import EngineKind
 
 MIB = 2**20
 NOTHING = "-"

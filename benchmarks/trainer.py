@@ -10,12 +10,12 @@ import torch.distributed as dist
 from benchmarks.batches import build_batches, on_device
 from benchmarks.record import Arm
 from benchmarks.reference import SEED
-from toolkit.backends.build import build_engine
-from toolkit.backends.engine import Engine
-from toolkit.backends.in_force import check_in_force
-from toolkit.backends.launched import Launched
 from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
+from toolkit.engines.build import build_engine
+from toolkit.engines.effective import check_effective
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
 from toolkit.errors import NonFiniteError
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.build import TIED, check_compiler
@@ -117,5 +117,5 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
         precision=arm.precision,
         grad_clip=GRAD_CLIP,
     )
-    check_in_force(engine, precision=arm.precision, tied=TIED)
+    check_effective(engine, precision=arm.precision, tied=TIED)
     return engine

@@ -19,7 +19,7 @@ MAIN_PORT=${MAIN_PORT:-29500}
 }
 
 # `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
-exec python -m toolkit.launcher launch \
+exec python -m toolkit.launch.launcher launch \
   --config_file "$root/configs/accelerate/$STRATEGY.yaml" \
   --num_machines "${NODES:?how many machines}" \
   --machine_rank "${NODE_RANK:?this machine, from 0}" \

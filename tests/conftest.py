@@ -33,6 +33,6 @@ def run_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def fresh_accelerate() -> None:
     """Forget the engine that an earlier test of this process built."""
-    from toolkit.backends.accelerate_internals import forget_engine
+    from toolkit.engines.accelerate_internals import forget_engine
 
     forget_engine()

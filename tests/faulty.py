@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 import torch
 
-from toolkit.backends.engine import Engine
 from toolkit.checkpoint import saver, store
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data import durable
+from toolkit.engines.engine import Engine
 from toolkit.training import loop, validation
 from toolkit.training.step import StepResult, train_step
 from toolkit.training.worker import end_process, main
@@ -119,7 +119,7 @@ class Faults:
         ):
             stack.enter_context(patch.object(target, name, wrapper))
         if any(point == "gradient" for point, _ in self.own):
-            from toolkit.backends.zero import ZeroEngine
+            from toolkit.engines.zero import ZeroEngine
 
             backward = self._backward(ZeroEngine.backward)
             stack.enter_context(patch.object(ZeroEngine, "backward", backward))

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import torch
 from accelerate import Accelerator
 
-from toolkit.backends import build
-from toolkit.backends.strategies import Strategy
+from toolkit.engines import build
+from toolkit.engines.strategies import Strategy
 
 OVERFLOWS = 2.0**30
 """A scale at which the gradients of the tiny models are not finite in fp16."""

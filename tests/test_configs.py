@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.backends.strategies import STRATEGIES
-from toolkit.check import check_pair
 from toolkit.config import load_run_config
-from toolkit.launch_file import load_launch_file, strategy_of
+from toolkit.engines.strategies import STRATEGIES
+from toolkit.launch.check import check_pair
+from toolkit.launch.file import load_launch_file, strategy_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUNS = sorted((CONFIGS / "train").glob("*.yaml"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from toolkit.backends.norm import global_norm
-from toolkit.backends.strategies import Precision, Strategy
+from toolkit.engines.norm import global_norm
+from toolkit.engines.strategies import Precision, Strategy
 from toolkit.shipped import ROOT
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.run import verify_arm

@@ -13,10 +13,10 @@ import typer
 
 from tests.samples import ROOT, Sample, all_samples, fences, sample
 from toolkit import cli
-from toolkit.backends.launched import Launched
 from toolkit.batching import plan_batch
 from toolkit.checkpoint.position import Position, compare_runs
 from toolkit.config import load_run_config
+from toolkit.engines.launched import Launched
 from toolkit.memory.advice import comparison_after, estimate_run
 from toolkit.shipped import find_launch_file
 from toolkit.training.batches import plan_run

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.data.shard_files import write_llmc
-from toolkit.backends.strategies import STRATEGIES
 from toolkit.commands import train as train_module
 from toolkit.commands.train import launch_command, train
+from toolkit.engines.strategies import STRATEGIES
 from toolkit.errors import Preempted, ToolkitError, UntrustedError, UsageError
 from toolkit.shipped import ROOT, find_launch_file
 from toolkit.training.run_folder import end_start
@@ -52,7 +52,7 @@ def test_the_printed_line_is_the_one_that_is_run(
         f"launch/train.py --config {run_file} seed=2"
     )
     assert capsys.readouterr().out == line + "\n"
-    own_launcher = [sys.executable, "-m", "toolkit.launcher"]
+    own_launcher = [sys.executable, "-m", "toolkit.launch.launcher"]
     assert launcher.commands == [[*own_launcher, *line.split()[1:]]]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from toolkit import __version__
-from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
@@ -87,7 +87,7 @@ def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
 ) -> None:
     """Check run configurations and launch files, each alone and every pair of them."""
-    from toolkit.check import check_files
+    from toolkit.launch.check import check_files
 
     report = check_files(files)
     for line in report.good:

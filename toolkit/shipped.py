@@ -7,7 +7,7 @@ those folders into the package, so that there is one original.
 from difflib import get_close_matches
 from pathlib import Path
 
-from toolkit.backends.strategies import STRATEGIES
+from toolkit.engines.strategies import STRATEGIES
 from toolkit.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -15,16 +15,16 @@ import torch
 
 from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
-from toolkit.backends.accelerate_internals import forget_engine
-from toolkit.backends.build import build_engine
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import Launched, read_launch
-from toolkit.backends.process_group import start_process_group
 from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
+from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.build import build_engine
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched, read_launch
+from toolkit.engines.process_group import start_process_group
+from toolkit.launch.ownership import follow
 from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.model.gpt2 import GPT2
-from toolkit.ownership import follow
 from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process

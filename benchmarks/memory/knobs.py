@@ -9,7 +9,7 @@ from accelerate import utils as accelerate_utils
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.memory.configurations import Configuration
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 
 
 @contextmanager

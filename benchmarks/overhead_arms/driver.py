@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.overhead_arms.order import Order, write_order
 from benchmarks.overhead_arms.turns import Conductor, Turn
 from benchmarks.overhead_arms.workload import Loss, Workload
-from toolkit.backends.strategies import Strategy
-from toolkit.ownership import owned
+from toolkit.engines.strategies import Strategy
+from toolkit.launch.ownership import owned
 from toolkit.shipped import find_launch_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -173,7 +173,7 @@ def launch_command(arm: Arm, order_file: Path, *, world_size: int) -> list[str]:
     """Return the line that starts an arm: the toolkit's own launcher, or torchrun."""
     module = f"benchmarks.overhead_arms.{arm.loop}_loop"
     if arm.loop == TOOLKIT:
-        launcher = [sys.executable, "-m", "toolkit.launcher", "launch"]
+        launcher = [sys.executable, "-m", "toolkit.launch.launcher", "launch"]
         launcher += ["--config_file", str(find_launch_file(arm.strategy))]
         launcher += ["--num_processes", str(world_size), "--module"]
     else:

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.overhead_arms.turns import Turns
 from benchmarks.overhead_arms.workload import Loss, Workload
-from toolkit.backends.strategies import Strategy
-from toolkit.ownership import follow
+from toolkit.engines.strategies import Strategy
+from toolkit.launch.ownership import follow
 
 Train = Callable[["Order", Turns], None]
 

@@ -83,8 +83,8 @@ def train_deepspeed(order: Order, turns: Turns, backend: str) -> None:
     """Train with DeepSpeed's own engine, driven as its documentation does."""
     import deepspeed
 
-    from toolkit.backends.deepspeed_config import build_deepspeed_config
-    from toolkit.backends.process_group import build_extensions_here
+    from toolkit.engines.deepspeed_config import build_deepspeed_config
+    from toolkit.engines.process_group import build_extensions_here
 
     build_extensions_here(announce=False)
     deepspeed.init_distributed(backend)

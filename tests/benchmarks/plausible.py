@@ -8,7 +8,7 @@ from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Arm, Record
 from tests.program.communication import Range, expected_collectives
 from tests.program.held_gradients import held_gradient_bytes
-from toolkit.backends.strategies import Accumulation, Strategy, replicas_of
+from toolkit.engines.strategies import Accumulation, Strategy, replicas_of
 from toolkit.model.sizes import ModelSizes
 
 SIZES = ModelSizes(n_layer=4, n_head=4, n_embd=128, vocab_size=2048, block_size=128)

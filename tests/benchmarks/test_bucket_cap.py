@@ -1,5 +1,5 @@
 from benchmarks.bucket_cap import RESULT, load_curves, page, payloads
-from toolkit.backends.deepspeed_config import LARGEST_BUCKET
+from toolkit.engines.deepspeed_config import LARGEST_BUCKET
 from toolkit.model.sizes import ModelSizes
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import chunked_loss
 from benchmarks.chunked_loss import RESULTS, formula, largest_that_fits, time_head, update
-from toolkit.backends.strategies import Precision
+from toolkit.engines.strategies import Precision
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

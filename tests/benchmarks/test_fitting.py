@@ -4,7 +4,7 @@ from benchmarks import fitting
 from benchmarks.fitting import batches, needed_bytes, reason_to_skip
 from benchmarks.machine import Machine
 from tests.benchmarks.arms import GIB, LAPTOP, arm
-from toolkit.backends import strategies
+from toolkit.engines import strategies
 
 GPU = Machine("NVIDIA A100-SXM4-80GB", "cuda", 2, 80 * GIB)
 

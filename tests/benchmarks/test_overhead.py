@@ -15,8 +15,8 @@ from benchmarks.overhead_arms.order import Order, read_order, write_order
 from benchmarks.overhead_arms.toolkit_loop import run_file
 from benchmarks.overhead_arms.turns import Turn
 from benchmarks.overhead_arms.workload import LR, build_adamw, build_model
-from toolkit.backends.strategies import Strategy
 from toolkit.config import load_run_config
+from toolkit.engines.strategies import Strategy
 from toolkit.training.batches import build_batches, plan_run
 
 TINY = WORKLOADS["tiny"]

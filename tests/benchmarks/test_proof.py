@@ -12,8 +12,8 @@ from benchmarks.proof import DisagreementError, agree, first_step, prove
 from benchmarks.trainer import ArmTrainer
 from tests.benchmarks.arms import arm
 from tests.data.shard_files import write_llmc
-from toolkit.backends.launched import read_launch
-from toolkit.backends.traffic import Kind, Traffic
+from toolkit.engines.launched import read_launch
+from toolkit.engines.traffic import Kind, Traffic
 from toolkit.program.events import Program
 from toolkit.program.readers.traffic import read_traffic
 from toolkit.program.settings import StepSettings

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from toolkit.backends.engine import Engine, Kind
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
 from toolkit.checkpoint.state import PortableState, own_pieces, read_state
 from toolkit.checkpoint.tensors import write_tensors
+from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
 from toolkit.errors import UntrustedError
 from toolkit.training.step import train_step
 from toolkit.verify import arm

@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import torch
 
-from toolkit.backends.collectives import CollectiveCounter
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import Launched
-from toolkit.backends.strategies import Precision, possible_accumulations
+from toolkit.engines.collectives import CollectiveCounter
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.strategies import Precision, possible_accumulations
 from toolkit.training.step import MicroBatch, count_valid, train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case

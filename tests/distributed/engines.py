@@ -18,10 +18,10 @@ from tests.distributed.half import half_precision
 from tests.distributed.moved import moved_attributes
 from tests.distributed.other_model import other_models
 from tests.distributed.window_sums import window_sums
-from toolkit.backends.accelerate_internals import forget_engine
-from toolkit.backends.launched import Launched
-from toolkit.backends.process_group import start_process_group
-from toolkit.backends.strategies import FSDP2_STRATEGIES, Strategy, replicas_of
+from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.process_group import start_process_group
+from toolkit.engines.strategies import FSDP2_STRATEGIES, Strategy, replicas_of
 from toolkit.training.worker import end_process
 
 RANK = int(os.environ.get("RANK", "0"))

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from toolkit.backends import build, deepspeed_config
-from toolkit.backends.engine import Engine
-from toolkit.backends.in_force import check_first_step, check_in_force
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
-from toolkit.backends.replicas import replica_problems
+from toolkit.engines import build, deepspeed_config
+from toolkit.engines.effective import check_effective, check_first_step
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
+from toolkit.engines.replicas import replica_problems
 from toolkit.errors import UsageError
 from toolkit.training.build import TIED
 from toolkit.training.step import train_step
@@ -125,7 +125,7 @@ def wrong_reshard() -> None:
     def build() -> None:
         engine = arm.build_case(CASE, TINY, LAUNCHED)
         engine.launched = other
-        check_in_force(engine, precision="fp32", tied=TIED)
+        check_effective(engine, precision="fp32", tied=TIED)
 
     say("reshard after forward against the launch file", refusal(build))
 

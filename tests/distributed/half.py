@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from tests.distributed.other_model import flat, largest
 from tests.half_precision import OVERFLOWS, fp16_on_cpu
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import Launched
-from toolkit.backends.strategies import possible_accumulations
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.strategies import possible_accumulations
 from toolkit.training.loop import Loop
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify import arm

@@ -7,10 +7,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from tests.distributed.abandoned import gradient
 from tests.half_precision import fp16_on_cpu
-from toolkit.backends import deepspeed_internals, torch_internals
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import Launched
-from toolkit.backends.strategies import PRECISIONS, Precision, possible_accumulations
+from toolkit.engines import deepspeed_internals, torch_internals
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.strategies import PRECISIONS, Precision, possible_accumulations
 from toolkit.errors import UsageError
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from toolkit.backends.accelerate_internals import forget_engine
-from toolkit.backends.build import build_engine
-from toolkit.backends.in_force import check_first_step, check_in_force
-from toolkit.backends.launched import Launched
-from toolkit.backends.strategies import Accumulation, possible_accumulations
 from toolkit.batching import plan_batch
+from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.build import build_engine
+from toolkit.engines.effective import check_effective, check_first_step
+from toolkit.engines.launched import Launched
+from toolkit.engines.strategies import Accumulation, possible_accumulations
 from toolkit.model.loss import cross_entropy_sum
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify import arm
@@ -126,7 +126,7 @@ def _trajectory(launched: Launched, mode: Accumulation, *, tied: bool) -> dict[s
         precision="fp32",
         grad_clip=CLIP,
     )
-    facts = check_in_force(engine, precision="fp32", tied=TIE if tied else None)
+    facts = check_effective(engine, precision="fp32", tied=TIE if tied else None)
     # When an engine reduces does not depend on the model.
     case = Case(accumulation=mode, grad_accum_steps=MICRO_STEPS)
     reductions = arm.reductions_of(case, TINY, launched)

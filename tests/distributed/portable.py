@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from toolkit.backends.engine import Engine, Kind
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
 from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import PortableState, read_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
+from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
 from toolkit.verify import arm

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests import faulty
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.shipped import ROOT, find_launch_file
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.data.shard_files import write_llmc
 from tests.distributed.test_machines import free_port, start
 from tests.distributed.test_runs import folder, summary
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]

@@ -12,9 +12,9 @@ import pytest
 
 from tests.distributed import engines
 from tests.half_precision import OVERFLOWS
-from toolkit.backends.deepspeed_internals import OPTIMIZERS, PARAMETERS, SCALER
-from toolkit.backends.strategies import Strategy, possible_accumulations
-from toolkit.backends.torch_internals import GROUP, PARAMETER, STATE
+from toolkit.engines.deepspeed_internals import OPTIMIZERS, PARAMETERS, SCALER
+from toolkit.engines.strategies import Strategy, possible_accumulations
+from toolkit.engines.torch_internals import GROUP, PARAMETER, STATE
 from toolkit.shipped import ROOT
 from toolkit.verify.launch import launch
 

@@ -13,8 +13,8 @@ import torch
 
 from tests.distributed.distance import farthest_key_bias, farthest_number, farthest_tensor
 from tests.samples import sample
-from toolkit.backends.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
 from toolkit.commands.verify import print_tables
+from toolkit.engines.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tests.distributed import faults
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed

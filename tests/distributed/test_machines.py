@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.started import wait_until
 from tests.distributed.test_runs import folder, summary
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES, Strategy
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES, Strategy
 from toolkit.verify.cases import TINY
 from toolkit.verify.run import cases_of, controls_of, not_run, verify_arm
 from toolkit.verify.verdict import Arm

@@ -13,7 +13,7 @@ import pytest
 from tests.distributed.started import left_over, toolkit_train, wait_until
 from tests.distributed.test_preemption import ENDLESS
 from tests.distributed.test_runs import curve, folder, metrics, summary, train
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture
@@ -25,14 +25,14 @@ LIMIT_S = 2
 
 OWNER = """
 import sys
-from toolkit.launcher import run_launcher
+from toolkit.launch.launcher import run_launcher
 from toolkit.shipped import find_launch_file
 from toolkit.commands.train import launch_command
 words = ["run_name={name}", "training.steps=2000"]
 command = launch_command(
     find_launch_file("ddp"), "{folder}/run.yaml", words, num_processes=2
 )
-run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
+run_launcher([sys.executable, "-m", "toolkit.launch.launcher", *command[1:]])
 """
 
 

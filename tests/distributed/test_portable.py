@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import portable
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
-from toolkit.backends.strategies import Strategy
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
+from toolkit.engines.strategies import Strategy
 from toolkit.shipped import ROOT
 from toolkit.training.step import train_step
 from toolkit.verify import arm

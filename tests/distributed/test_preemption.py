@@ -10,8 +10,8 @@ import pytest
 
 from tests.distributed.started import has_begun, left_over, run, start, toolkit_train, wait_until
 from tests.distributed.test_runs import curve, folder, metrics, summary
-from toolkit.backends.strategies import Strategy
-from toolkit.launcher import ENVIRONMENT
+from toolkit.engines.strategies import Strategy
+from toolkit.launch.launcher import ENVIRONMENT
 from toolkit.shipped import ROOT
 
 __all__ = ["folder"]  # the fixture

@@ -15,7 +15,7 @@ import yaml
 
 from tests import faulty
 from tests.data.shard_files import write_llmc
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.shipped import ROOT
 from toolkit.verify.launch import ArmError, launch
 
@@ -76,7 +76,7 @@ def summary(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def carry_on(folder: Path, name: str, *, from_run: str) -> None:
+def resume(folder: Path, name: str, *, from_run: str) -> None:
     """Set up a run that holds another's checkpoint of step 3 and its metrics, and nothing later."""
     run = folder / "runs" / name
     (run / "checkpoints").mkdir(parents=True)
@@ -137,7 +137,7 @@ parallelism_config:
 
 def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
     """Also by a launch file that puts in Accelerate's words what the run does by itself."""
-    carry_on(folder, "again", from_run="straight")
+    resume(folder, "again", from_run="straight")
     path = folder / "für zwei CPUs.yaml"
     path.write_text(IN_ACCELERATES_WORDS)
     command = [Path(sys.executable).with_name("toolkit"), "train", "--strategy", path]
@@ -181,7 +181,7 @@ def test_another_engine_carries_on(
     folder: Path, straight: str, strategy: Strategy, world_size: int
 ) -> None:
     """The same ranks and so the same dropout: the curve may differ by rounding alone."""
-    carry_on(folder, strategy, from_run="straight")
+    resume(folder, strategy, from_run="straight")
     train(folder, strategy, world_size, strategy)
     found, expected = curve(folder, strategy), curve(folder, "straight")
     assert found.keys() == expected.keys()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.distributed.started import left_over, run
 from tests.distributed.test_runs import curve, folder, metrics, summary
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 
 __all__ = ["folder"]  # the fixture
 pytestmark = [pytest.mark.distributed, pytest.mark.long]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from toolkit.backends.strategies import ACCUMULATIONS, STRATEGIES, SUPPORT, Strategy
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES, SUPPORT, Strategy
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import compare

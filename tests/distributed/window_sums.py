@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.abandoned import gradient
-from toolkit.backends import deepspeed_config
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import Launched
+from toolkit.engines import deepspeed_config
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 

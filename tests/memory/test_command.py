@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from toolkit import cli
-from toolkit.backends.strategies import supported_pairs
 from toolkit.commands import estimate as command
+from toolkit.engines.strategies import supported_pairs
 from toolkit.memory.calibration import (
     PUBLIC_RUNS,
     Measured,

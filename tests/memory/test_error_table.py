@@ -5,7 +5,7 @@ import pytest
 from benchmarks.memory.configurations import load
 from benchmarks.memory.error_table import error_row, read_oracle
 from benchmarks.memory.markdown import public_rows
-from toolkit.backends.strategies import supported_pairs
+from toolkit.engines.strategies import supported_pairs
 
 TUNED, HELD_OUT = load("tuned"), load("held_out")
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from tests.program.held_gradients import held_gradient_bytes
-from toolkit.backends.deepspeed_config import zero_optimization
-from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.config import load_run_config
+from toolkit.engines.deepspeed_config import zero_optimization
+from toolkit.engines.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.errors import UsageError
 from toolkit.memory.states import checkpoint_bytes, model_state_bytes
 from toolkit.model import loss

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from toolkit.backends.strategies import supported_pairs
+from toolkit.engines.strategies import supported_pairs
 from toolkit.memory.calibration import Calibration
 from toolkit.memory.hardware import Gpu, find_gpu
 from toolkit.memory.largest import StepTokens, _largest, largest_micro_batch

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.data.shard_files import write_llmc
-from toolkit.backends.strategies import STRATEGIES, Strategy
+from toolkit.engines.strategies import STRATEGIES, Strategy
 from toolkit.shipped import ROOT
 from toolkit.verify.launch import launch
 

@@ -1,7 +1,7 @@
 """What each strategy should communicate in one optimizer step, as closed formulas. Pure arithmetic.
 
 With P parameters in L blocks of B together and R = P - B outside (embeddings, last norm), A
-micro-steps, N ranks, and payloads as `toolkit.backends.collectives` defines them, in elements:
+micro-steps, N ranks, and payloads as `toolkit.engines.collectives` defines them, in elements:
 
     ddp             all-reduce      P      once, or A times when sharded, a call per bucket
     fsdp2           all-gather      2B + R per micro-step: blocks for forward and for backward, the
@@ -34,8 +34,8 @@ carries more than 5e8 elements and one tensor: at least P / (5e8 + largest tenso
 
 from dataclasses import dataclass
 
-from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET, bucket_elements
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.engines.deepspeed_config import DEEPSPEED_BUCKET, bucket_elements
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
 from toolkit.model.tensors import model_tensors
 

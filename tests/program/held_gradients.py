@@ -21,7 +21,7 @@ gradients are accumulated in fp32:
 Slices that do not divide evenly are padded.
 """
 
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.zero12 import whole_tensors
 

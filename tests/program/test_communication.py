@@ -3,7 +3,7 @@
 import pytest
 
 from tests.program.communication import Range, expected_collectives
-from toolkit.backends.strategies import supported_pairs
+from toolkit.engines.strategies import supported_pairs
 from toolkit.model.sizes import ModelSizes, preset_sizes
 
 GPT2 = preset_sizes("gpt2", vocab_size=50_257)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from toolkit.backends.strategies import Accumulation, Strategy, supported_pairs
+from toolkit.engines.strategies import Accumulation, Strategy, supported_pairs
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.events import Collective, Program
 from toolkit.program.readers.seconds import ComputeTimes, StepTime, read_seconds

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.fitting import settings_of
 from benchmarks.record import Record, read_records
 from tests.program.communication import expected_collectives
-from toolkit.backends.strategies import Accumulation, Precision, Strategy, supported_pairs
+from toolkit.engines.strategies import Accumulation, Precision, Strategy, supported_pairs
 from toolkit.model.sizes import ModelSizes, preset_sizes
 from toolkit.program.readers.held import read_held
 from toolkit.program.readers.traffic import read_reductions, read_traffic

@@ -3,9 +3,9 @@ from datetime import timedelta
 
 import pytest
 
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import read_launch
-from toolkit.backends.process_group import start_process_group
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import read_launch
+from toolkit.engines.process_group import start_process_group
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 

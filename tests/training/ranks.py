@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from toolkit.backends.launched import Launched
-from toolkit.backends.replicated import ReplicatedEngine
+from toolkit.engines.launched import Launched
+from toolkit.engines.replicated import ReplicatedEngine
 from toolkit.model.loss import IGNORE_INDEX
 
 Result = TypeVar("Result")

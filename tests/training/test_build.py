@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from toolkit.backends.launched import read_launch
 from toolkit.config import load_run_config
+from toolkit.engines.launched import read_launch
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.build import build_model, build_run

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.training.ranks import Rows, arrays, on_ranks
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.training.evaluate import Evaluation, evaluate
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from toolkit.backends.agreement import MAX_SUBJECTS
-from toolkit.backends.launched import read_launch
 from toolkit.config import RunConfig, dotted_values, load_run_config
 from toolkit.config.problems import dotted_keys
 from toolkit.data.stream import TokenStream
+from toolkit.engines.agreement import MAX_SUBJECTS
+from toolkit.engines.launched import read_launch
 from toolkit.errors import UsageError
 from toolkit.training import facts as facts_module
 from toolkit.training.facts import (

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.half_precision import OVERFLOWS, fp16_on_cpu
-from toolkit.backends.accelerate_internals import forget_engine
-from toolkit.backends.launched import read_launch
 from toolkit.config import load_run_config
+from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.launched import read_launch
 from toolkit.memory.advice import estimate_run
 from toolkit.training.build import build_run
 from toolkit.training.loop import Loop

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from toolkit.backends.engine import Engine
-from toolkit.backends.launched import read_launch
 from toolkit.checkpoint import saver as saver_module
 from toolkit.config import load_run_config
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import read_launch
 from toolkit.errors import NonFiniteError, Preempted, SaveError, UntrustedError, UsageError
 from toolkit.memory.advice import estimate_run
 from toolkit.training import loop as loop_module

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toolkit.backends.engine import Engine
 from toolkit.config import OptimizerConfig
+from toolkit.engines.engine import Engine
 from toolkit.model.gpt2 import GPT2
 from toolkit.training.optimizer import build_optimizer, decay_groups
 from toolkit.verify.cases import TINY, Case

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.model.sizes import GPT2_VOCAB_SIZE, PADDED_VOCAB_SIZE
 from toolkit.training.sample import TOP_K, sample_tokens
 from toolkit.verify.cases import TINY, Case

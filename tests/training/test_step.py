@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.training.ranks import Rows, ThreadEngine, batch, on_ranks
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.step import StepResult, count_valid, train_step
 from toolkit.verify import arm

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tests.data.shard_files import write_llmc
-from toolkit.backends import strategies
+from toolkit.engines import strategies
 from toolkit.training import loop as loop_module
 from toolkit.training import worker
 from toolkit.training.step import StepResult, train_step

@@ -1,6 +1,6 @@
 import pytest
 
-from toolkit.backends.strategies import STRATEGIES
+from toolkit.engines.strategies import STRATEGIES
 from toolkit.errors import UsageError
 from toolkit.verify.options import choices, model_sizes, numbers
 

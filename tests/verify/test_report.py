@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from toolkit.backends.traffic import KINDS, Traffic
+from toolkit.engines.traffic import KINDS, Traffic
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.compare import Difference
 from toolkit.verify.outcome import Outcome

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toolkit.backends.traffic import Traffic
+from toolkit.engines.traffic import Traffic
 from toolkit.model.sizes import PADDED_VOCAB_SIZE
 from toolkit.verify import reference
 from toolkit.verify.cases import TINY, Case

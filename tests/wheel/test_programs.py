@@ -8,7 +8,7 @@ import pytest
 from tests.samples import sample
 from tests.wheel.conftest import ROOT, Installed, run_unchecked
 from toolkit import __version__
-from toolkit.backends.strategies import STRATEGIES
+from toolkit.engines.strategies import STRATEGIES
 
 pytestmark = pytest.mark.distributed
 MISSING = "needs DeepSpeed, which is not installed; pip install scaling-toolkit[deepspeed]"

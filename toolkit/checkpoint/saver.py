@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 
-from toolkit.backends.engine import Engine
 from toolkit.checkpoint.host_copy import HostCopy
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.state import own_pieces, part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, Fingerprint, write_tensors
+from toolkit.engines.engine import Engine
 from toolkit.errors import SaveError
 
 _NICE = 10

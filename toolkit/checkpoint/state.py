@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from toolkit.backends.engine import Engine, Kind
 from toolkit.checkpoint.tensors import Entry
+from toolkit.engines.engine import Engine, Kind
 from toolkit.errors import UntrustedError
 
 MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.backends.strategies import STRATEGIES, Accumulation, Strategy, check_precision
 from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig, load_run_config
+from toolkit.engines.strategies import STRATEGIES, Accumulation, Strategy, check_precision
 from toolkit.errors import UsageError
 from toolkit.memory.calibration import Calibration, load_calibrations
 from toolkit.memory.hardware import Gpu, find_gpu, in_gib, load_gpus

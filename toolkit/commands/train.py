@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from toolkit.backends.strategies import check_installed
-from toolkit.check import check_pair
 from toolkit.config import load_run_config
+from toolkit.engines.strategies import check_installed
 from toolkit.errors import Preempted, UsageError
-from toolkit.launch_file import load_launch_file, strategy_of
-from toolkit.launcher import STOPPED, run_launcher
+from toolkit.launch.check import check_pair
+from toolkit.launch.file import load_launch_file, strategy_of
+from toolkit.launch.launcher import STOPPED, run_launcher
 from toolkit.shipped import find_launch_file, find_main_job
 from toolkit.training.batches import build_batches, build_val
 from toolkit.training.run_folder import (
@@ -56,7 +56,7 @@ def train(
     with sole_user(folder):
         print(shlex.join(command), flush=True)
         forget_last_start(folder)
-    status = run_launcher([sys.executable, "-m", "toolkit.launcher", *command[1:]])
+    status = run_launcher([sys.executable, "-m", "toolkit.launch.launcher", *command[1:]])
     ended = read_last_start(folder) if status else None
     if ended is None and status == STOPPED:
         raise Preempted("stopped by a signal before this start could save anything; start it again")

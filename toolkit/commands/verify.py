@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from toolkit.config.problems import describe_problems, dotted_keys, unknown_key
 from toolkit.config.run import RunConfig, is_run_name
+from toolkit.config.strict_yaml import dump_yaml, load_yaml, load_yaml_mapping
 from toolkit.config.synonyms import SYNONYMS
 from toolkit.errors import UsageError
-from toolkit.strict_yaml import dump_yaml, load_yaml, load_yaml_mapping
 
 _KEYS = dotted_keys(RunConfig)
 _SECTIONS = {key.partition(".")[0] for key in _KEYS if "." in key}

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from toolkit.strict_yaml import MAX_DIGITS
+from toolkit.config.strict_yaml import MAX_DIGITS
 
 _WANTED = {
     "int_type": "an integer",

@@ -4,7 +4,6 @@ import re
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from toolkit.backends.strategies import Accumulation, Precision
 from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
@@ -14,6 +13,7 @@ from toolkit.config.sections import (
     Section,
     TrainingConfig,
 )
+from toolkit.engines.strategies import Accumulation, Precision
 
 _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
 

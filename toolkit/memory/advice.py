@@ -1,7 +1,7 @@
 """What the loop says about memory: before a run, after it, and when there was not enough."""
 
-from toolkit.backends.launched import Launched
 from toolkit.config import RunConfig
+from toolkit.engines.launched import Launched
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
 from toolkit.program.readers.peak import Peak

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from toolkit.backends.torch_internals import FakeTensor
+from toolkit.engines.torch_internals import FakeTensor
 from toolkit.memory.calibration import Measured, calibrate, save_calibration
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from toolkit.backends.strategies import (
+from toolkit.config import RunConfig
+from toolkit.engines.strategies import (
     STRATEGIES,
     SUPPORT,
     Accumulation,
@@ -11,7 +12,6 @@ from toolkit.backends.strategies import (
     replica_groups,
     supported_pairs,
 )
-from toolkit.config import RunConfig
 from toolkit.errors import UsageError
 from toolkit.memory.largest import StepTokens
 from toolkit.program.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run

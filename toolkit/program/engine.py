@@ -1,6 +1,6 @@
 """What an engine does around the model's own walk; one subclass per engine family."""
 
-from toolkit.backends.traffic import EngineKind
+from toolkit.engines.traffic import EngineKind
 from toolkit.model.tensors import Tensor, model_tensors
 from toolkit.program.events import Collective, Group, Program
 from toolkit.program.settings import StepSettings

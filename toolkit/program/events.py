@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from toolkit.backends.traffic import EngineKind
+from toolkit.engines.traffic import EngineKind
 
 Part = Literal[
     "parameters", "gradients", "optimizer", "activations", "loss", "communication", "other"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.backends.strategies import Accumulation, Precision, Strategy, check_accumulation
 from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
+from toolkit.engines.strategies import Accumulation, Precision, Strategy, check_accumulation
 from toolkit.errors import UsageError
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.events import Group

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from toolkit.backends.deepspeed_config import is_reduced_in_place
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.deepspeed_config import is_reduced_in_place
+from toolkit.engines.strategies import Strategy
 from toolkit.program.ddp import DdpWalk
 from toolkit.program.engine import EngineWalk
 from toolkit.program.events import Program

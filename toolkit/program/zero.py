@@ -9,9 +9,9 @@ With P parameters, W ranks and c bytes per element computed with, between two st
 In bf16 stage 1 has an optimizer of its own, which keeps fp32 sums of all gradients, 4 P, for good;
 the low-precision ones are added to them and stay until the update. Stage 2 owns only its part of
 the sums, 4 P / W. `coalesce_grad_reduction` (replicated) leaves the window's gradients on the
-parameters, 4 P in every precision: `toolkit.backends.zero` gives them `grad_dtype` fp32, so that
+parameters, 4 P in every precision: `toolkit.engines.zero` gives them `grad_dtype` fp32, so that
 autograd casts each before adding it up, the head's as soon as the head is through. Buckets come
-from `toolkit.backends.deepspeed_config`. With `offload_optimizer` masters, moments and the sums of
+from `toolkit.engines.deepspeed_config`. With `offload_optimizer` masters, moments and the sums of
 gradients are host memory.
 
 Stages 1 and 2 wait for every reduction, since `overlap_comm` is off, and for the gathers after the
@@ -20,7 +20,7 @@ multiple of twice the ranks (`nccl_start_alignment_factor`). Both are of all ran
 all-reduces whole buckets and keeps its part, whatever its configuration says.
 """
 
-from toolkit.backends.deepspeed_config import zero_optimization
+from toolkit.engines.deepspeed_config import zero_optimization
 from toolkit.model.tensors import Tensor
 from toolkit.program.engine import EngineWalk
 from toolkit.program.events import Program

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from toolkit.backends.deepspeed_config import DEEPSPEED_BUCKET
+from toolkit.engines.deepspeed_config import DEEPSPEED_BUCKET
 from toolkit.model.sizes import ModelSizes
 from toolkit.model.tensors import Tensor, model_tensors
 from toolkit.program.events import Program

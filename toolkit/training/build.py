@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from toolkit.backends.agreement import compare_ranks
-from toolkit.backends.build import build_engine
-from toolkit.backends.engine import Engine
-from toolkit.backends.in_force import check_in_force
-from toolkit.backends.launched import Launched
-from toolkit.backends.process_group import start_process_group
-from toolkit.backends.torch_internals import find_cpp_compiler
-from toolkit.backends.traffic import Reductions
 from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig
 from toolkit.data.batches import GlobalBatches, TokenDataset
+from toolkit.engines.agreement import compare_ranks
+from toolkit.engines.build import build_engine
+from toolkit.engines.effective import check_effective
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.process_group import start_process_group
+from toolkit.engines.torch_internals import find_cpp_compiler
+from toolkit.engines.traffic import Reductions
 from toolkit.errors import UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.program.readers.traffic import read_reductions
@@ -87,7 +87,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         trackers=list(config.training.trackers),
         project_dir=str(folder),
     )
-    checked = check_in_force(engine, precision=config.precision, tied=TIED)
+    checked = check_effective(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
     settings = settings_of_run(
         config,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
 
 

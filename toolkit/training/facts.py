@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from toolkit.backends.agreement import Facts
-from toolkit.backends.launched import Launched
 from toolkit.config import RunConfig, dotted_values
+from toolkit.engines.agreement import Facts
+from toolkit.engines.launched import Launched
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import package_versions
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from toolkit.backends.in_force import check_first_step
-from toolkit.backends.replicas import check_replicas
 from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.engines.effective import check_first_step
+from toolkit.engines.replicas import check_replicas
 from toolkit.errors import NonFiniteError, Preempted
 from toolkit.memory.advice import comparison_after
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
 from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
-from toolkit.training.carry_on import carry_on, describe, go_back
 from toolkit.training.health import Health
 from toolkit.training.read_ahead import ReadAhead
 from toolkit.training.report import RunReport
+from toolkit.training.resume import describe, go_back, resume
 from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
 from toolkit.training.schedule import lr_at
@@ -76,7 +76,7 @@ class Loop:
         self.health = Health(self.config.training)
         self.stragglers = Stragglers(self.engine)
         self.step = self.data_step = self.updates = 0
-        position = carry_on(run, self.store, say, strict=strict)
+        position = resume(run, self.store, say, strict=strict)
         if position is not None:
             self._take(position)
         self.saving.saved_step = self.step
@@ -253,7 +253,7 @@ class Loop:
         self._take(position)
         self.saving.saved_step = self.step
         self.health.forget()
-        self.report.carry_on_from(self.step)
+        self.report.resume_from(self.step)
         self.say(
             f"rolled back from step {step} to {found[0]}; going on after {self.data_step} batches "
             "of the data"

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.training.metrics import MetricsLog, train_line
 from toolkit.training.run_folder import forget_summary
 
@@ -46,7 +46,7 @@ class RunReport:
         # The first step of a start is watched, and so not timed.
         self._rates: list[float] = [record["tokens_per_s"] for record in earlier[1:]]
 
-    def carry_on_from(self, last_step: int) -> None:
+    def resume_from(self, last_step: int) -> None:
         """Drop what the log holds beyond `last_step`; it will be done again."""
         self._log = self._open(last_step)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.model.sizes import GPT2_VOCAB_SIZE
 
 TOP_K = 50

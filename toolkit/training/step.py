@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
-from toolkit.ownership import asking_signals
+from toolkit.launch.ownership import asking_signals
 
 _LOOK_EVERY_S = 1.0
 _ECHO_S = 0.2

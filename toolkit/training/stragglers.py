@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from toolkit.backends.engine import Engine
+from toolkit.engines.engine import Engine
 
 EVERY = 50
 """Steps between two looks."""

@@ -24,7 +24,7 @@ _WAITING = (
     "torch/distributed/",
     "torch/autograd/graph.py",
     "deepspeed/comm/",
-    "toolkit/backends/engine.py",
+    "toolkit/engines/engine.py",
 )
 
 

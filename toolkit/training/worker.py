@@ -12,16 +12,16 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toolkit.backends.launched import Launched, find_launch_file, leave_to_the_run, read_launch
-from toolkit.backends.strategies import check_installed
-from toolkit.check import check_launched
 from toolkit.config import RunConfig, load_run_config, notes_on
+from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
+from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.home import expand_words
+from toolkit.launch.check import check_launched
+from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
 from toolkit.memory.report import describe_parts
-from toolkit.ownership import follow
 from toolkit.training.run_folder import (
     begin_start,
     end_start,
@@ -182,7 +182,7 @@ def _watched(
     engine: Any, config: RunConfig, folder: Path, summary: dict[str, Any]
 ) -> Iterator[Callable[[int], None]]:
     """Watch for a hang, which ends the process with exit code 4; yields what marks progress."""
-    from toolkit.backends.process_group import lift_time_limits
+    from toolkit.engines.process_group import lift_time_limits
     from toolkit.training.watchdog import Watchdog
 
     def tell(sentence: str, stacks: str) -> None:

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from toolkit.backends.accelerate_internals import forget_engine
-from toolkit.backends.build import build_engine
-from toolkit.backends.collectives import CollectiveCounter
-from toolkit.backends.engine import Engine
-from toolkit.backends.in_force import check_first_step, check_in_force
-from toolkit.backends.launched import Launched, read_launch
-from toolkit.backends.process_group import lift_time_limits, start_process_group
-from toolkit.backends.replicas import replica_problems
-from toolkit.backends.traffic import KINDS, Reductions
 from toolkit.data.order import micro_batch_slots
+from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.build import build_engine
+from toolkit.engines.collectives import CollectiveCounter
+from toolkit.engines.effective import check_effective, check_first_step
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched, read_launch
+from toolkit.engines.process_group import lift_time_limits, start_process_group
+from toolkit.engines.replicas import replica_problems
+from toolkit.engines.traffic import KINDS, Reductions
 from toolkit.errors import ToolkitError
+from toolkit.launch.ownership import follow
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
-from toolkit.ownership import follow
 from toolkit.program.readers.traffic import read_reductions
 from toolkit.program.step import write_step
 from toolkit.training.build import TIED
@@ -158,7 +158,7 @@ def build_case(
         grad_clip=case.grad_clip,
     )
     break_it(engine, case)
-    check_in_force(engine, precision=case.precision, tied=TIED)
+    check_effective(engine, precision=case.precision, tied=TIED)
     return engine
 
 

@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
-from toolkit.backends.strategies import Accumulation, Precision, Strategy
 from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
 from toolkit.program.settings import StepSettings

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
-from toolkit.backends.engine import Engine
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.engine import Engine
+from toolkit.engines.strategies import Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.schedule import lr_at
 from toolkit.verify.cases import VARIANT_STEPS, Case

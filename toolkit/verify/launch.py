@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from toolkit.backends.strategies import Strategy
+from toolkit.engines.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
+from toolkit.launch.ownership import owned
 from toolkit.model.sizes import ModelSizes
-from toolkit.ownership import owned
 from toolkit.running_time import RunningTime
 from toolkit.shipped import find_launch_file
 from toolkit.verify import arm
@@ -81,7 +81,7 @@ def launch(
         ArmError: it failed.
         HangError: it did not finish in time; its processes have been ended.
     """
-    command = [sys.executable, "-m", "toolkit.launcher", "launch"]
+    command = [sys.executable, "-m", "toolkit.launch.launcher", "launch"]
     command += ["--config_file", str(find_launch_file(strategy))]
     command += ["--num_processes", str(world_size), *script]
     with tempfile.TemporaryDirectory() as empty:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from toolkit.backends.traffic import KINDS, Kind, Traffic
+from toolkit.engines.traffic import KINDS, Kind, Traffic
 from toolkit.verify.reference import Trajectory
 
 

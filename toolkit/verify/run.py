@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.backends.strategies import (
+from toolkit.engines.strategies import (
     REPLICAS,
     SUPPORT,
     Accumulation,

@@ -6,7 +6,7 @@ of this model, this data and this number of steps. An arm does the same arithmet
 the order of its additions, over A micro-steps and N ranks, so its error is another draw of it.
 
 Only the gradient's norm is not plain PyTorch's. On a CPU that one is wrong by more than rounding
-where tensors are large (`toolkit.backends.norm`), and what may be wrong cannot be the measure: the
+where tensors are large (`toolkit.engines.norm`), and what may be wrong cannot be the measure: the
 squares are added in fp64 here too, and how far PyTorch's own norm is from that is shown beside it.
 
 Rounding errors of n additions in any order are bounded by (n - 1) u sum|x| (Higham 2002, Accuracy
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from toolkit.backends.strategies import Precision
+from toolkit.engines.strategies import Precision
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare

@@ -19,18 +19,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from toolkit.backends.build import TORCH_DTYPES
-from toolkit.backends.engine import Engine
-from toolkit.backends.fsdp2 import Fsdp2Engine
-from toolkit.backends.launched import Launched
-from toolkit.backends.replicated import ReplicatedEngine
-from toolkit.backends.torch_internals import (
+from toolkit.config import OptimizerConfig
+from toolkit.engines.build import TORCH_DTYPES
+from toolkit.engines.engine import Engine
+from toolkit.engines.fsdp2 import Fsdp2Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.replicated import ReplicatedEngine
+from toolkit.engines.torch_internals import (
     FakeTensorMode,
     TorchDispatchMode,
     fake_store,
     memory_trackers,
 )
-from toolkit.config import OptimizerConfig
 from toolkit.memory.report import Row
 from toolkit.model.gpt2 import GPT2
 from toolkit.program.events import PARTS, Part
@@ -203,7 +203,7 @@ def _autocast(model: GPT2, settings: StepSettings) -> None:
 
 
 def _shard(model: GPT2, settings: StepSettings, mesh: Any) -> None:
-    """Shard as Accelerate does with the policy of `toolkit.backends.build`."""
+    """Shard as Accelerate does with the policy of `toolkit.engines.build`."""
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[settings.precision], reduce_dtype=torch.float32
     )

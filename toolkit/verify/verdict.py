@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from toolkit.backends.strategies import Strategy
-from toolkit.backends.traffic import Kind, Traffic
-from toolkit.launch_file import load_launch_file
+from toolkit.engines.strategies import Strategy
+from toolkit.engines.traffic import Kind, Traffic
+from toolkit.launch.file import load_launch_file
 from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.held import read_held
 from toolkit.program.readers.traffic import read_traffic

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from toolkit.backends.traffic import KINDS, Kind, Reductions, Traffic
+from toolkit.engines.traffic import KINDS, Kind, Reductions, Traffic
 from toolkit.program.events import Collective, Program, Section
 from toolkit.program.settings import StepSettings
 

@@ -1,0 +1,193 @@
+"""From a launch, a model and an optimizer to an engine: the one place that orders the wrapping."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.batching import BatchPlan
+from toolkit.engines.accelerate_internals import admit_sharding, plain_optimizer
+from toolkit.engines.blocks import blocks_of, sizes_of
+from toolkit.engines.engine import Engine
+from toolkit.engines.launched import Launched
+from toolkit.engines.strategies import (
+    FSDP2_STRATEGIES,
+    Accumulation,
+    Precision,
+    check_accumulation,
+    check_precision,
+)
+from toolkit.engines.ties import check_ties, tie_again, tied_names
+from toolkit.errors import UsageError
+
+TORCH_DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def build_engine(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    launched: Launched,
+    plan: BatchPlan,
+    accumulation: Accumulation,
+    precision: Precision,
+    grad_clip: float,
+    trackers: list[str] | None = None,
+    project_dir: str | None = None,
+    block_classes: Sequence[type[nn.Module]] = (),
+) -> Engine:
+    """Wrap model and optimizer together for the launched strategy.
+
+    `start_process_group` must have run. The optimizer must have been built on this model: engines
+    replace its parameters by their sharded ones, which works only in one call for both. Weights
+    that are tied before are tied again after it.
+
+    Args:
+        model: any module; called with a micro-batch's tensors, it returns a sum of losses.
+        block_classes: the classes whose modules are sharded one by one and gathered one at a time;
+            without any, those that `blocks_of` finds.
+
+    Raises:
+        UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
+            precision, the launch file asks for another precision, a tracker is not installed, or
+            the model cannot be sharded by its blocks.
+    """
+    from accelerate import Accelerator, PartialState
+
+    check_accumulation(launched.strategy, accumulation)
+    check_precision(precision, PartialState().device.type)
+    _check_launched_precision(launched, precision)
+    _check_trackers(trackers or [])
+    ties = tied_names(model)
+    blocks = blocks_of(model, block_classes)
+    if launched.strategy in FSDP2_STRATEGIES:
+        check_ties(model, ties, blocks)
+    accelerator = Accelerator(
+        mixed_precision="no" if precision == "fp32" else precision,
+        log_with=trackers or None,
+        project_dir=project_dir,
+        **_plugins(launched, plan, model, blocks, accumulation, precision, grad_clip),
+    )
+    wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
+    tie_again(model, ties)
+    if accelerator.scaler is None:
+        wrapped_optimizer = plain_optimizer(wrapped_optimizer)
+    return _engine_class(launched, blocks)(
+        accelerator=accelerator,
+        model=wrapped,
+        optimizer=wrapped_optimizer,
+        launched=launched,
+        accumulation=accumulation,
+        grad_clip=grad_clip,
+    )
+
+
+def _check_launched_precision(launched: Launched, precision: Precision) -> None:
+    if launched.precision not in (None, precision):
+        raise UsageError(
+            f"the launch file says mixed_precision: {launched.precision} but the run says "
+            f"precision: {precision}; leave mixed_precision out of the launch file"
+        )
+
+
+def _check_trackers(asked: list[str]) -> None:
+    """Refuse a tracker that is not installed; Accelerate would leave it out in silence."""
+    from accelerate.tracking import get_available_trackers
+
+    available = [str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()]
+    for tracker in asked:
+        if tracker not in available:
+            raise UsageError(
+                f"training.trackers: '{tracker}' is not installed; "
+                f"pip install it or take it out (installed: {', '.join(available) or 'none'})"
+            )
+
+
+def _engine_class(launched: Launched, blocks: Sequence[nn.Module]) -> Callable[..., Engine]:
+    if launched.strategy.startswith("zero"):
+        from toolkit.engines.zero import ZeroEngine
+
+        return ZeroEngine
+    if launched.strategy in ("single", "ddp"):
+        from toolkit.engines.replicated import ReplicatedEngine
+
+        return ReplicatedEngine
+    from toolkit.engines.fsdp2 import Fsdp2Engine
+
+    return partial(Fsdp2Engine, blocks=blocks)
+
+
+def _plugins(
+    launched: Launched,
+    plan: BatchPlan,
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    accumulation: Accumulation,
+    precision: Precision,
+    grad_clip: float,
+) -> dict[str, Any]:
+    """Return the arguments of `Accelerator` that make it the launched engine."""
+    from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs
+
+    if launched.strategy.startswith("zero"):
+        from toolkit.engines.deepspeed_config import STAGES, build_deepspeed_config
+
+        plugin = DeepSpeedPlugin(zero_stage=STAGES[launched.strategy])
+        # Given as an argument, the dictionary would be refused wherever the launch file, too, says
+        # the stage; and the launch file has to say it, for it is what picks the engine.
+        plugin.deepspeed_config |= build_deepspeed_config(
+            launched.strategy,
+            accumulation,
+            plan=plan,
+            sizes=sizes_of(model, blocks),
+            precision=precision,
+            grad_clip=grad_clip,
+        )
+        return {
+            "deepspeed_plugin": plugin,
+            "gradient_accumulation_steps": plan.grad_accum_steps,
+        }
+    if launched.strategy == "ddp":
+        # Gradients as views of DDP's buckets save one copy of all gradients.
+        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        return {"kwargs_handlers": [ddp]}
+    if launched.strategy == "single":
+        return {}
+    if not blocks:
+        raise UsageError(
+            f"{launched.strategy} shards a model block by block, and {type(model).__name__} has no "
+            "nn.ModuleList of blocks of one class; give build_engine their block_classes"
+        )
+    return _fsdp2_plugins(launched, {type(block).__name__ for block in blocks}, precision)
+
+
+def _fsdp2_plugins(launched: Launched, blocks: set[str], precision: Precision) -> dict[str, Any]:
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    admit_sharding()
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=launched.strategy != "fsdp2_no_reshard",
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=sorted(blocks),
+        # Gradients are reduced, and so also accumulated, in fp32; Accelerate's default is bf16.
+        mixed_precision_policy=MixedPrecisionPolicy(
+            param_dtype=TORCH_DTYPES[precision], reduce_dtype=torch.float32
+        ),
+        cpu_ram_efficient_loading=False,
+    )
+    if launched.strategy != "hsdp":
+        return {"fsdp_plugin": plugin}
+    mesh = ParallelismConfig(
+        dp_replicate_size=launched.replicas,
+        dp_shard_size=launched.world_size // launched.replicas,
+    )
+    return {"fsdp_plugin": plugin, "parallelism_config": mesh}

@@ -1,0 +1,173 @@
+"""Make the launched processes one world, on GPUs and on hosts that have none.
+
+Without a GPU, Accelerate 1.15 leaves every launched process believing it is alone and exits 0
+(measured; `ACCELERATE_USE_CPU` would turn FSDP into DDP). Creating its `PartialState` first, over
+gloo, makes all engines real; the same launch file then serves both kinds of host.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from toolkit.engines.agreement import differences
+from toolkit.engines.launched import Launched, leave_to_the_run
+from toolkit.engines.torch_internals import all_groups, set_time_limit
+from toolkit.errors import HangError, UsageError
+
+_ATTEMPT = "attempt"
+_NO_LIMIT = timedelta(days=365)
+STALE_LOCK_S = 300.0
+"""A build takes some 20 s; one that holds its lock for this long is not running any more."""
+
+
+def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.device:
+    """Join the processes of one launch and return this process's device.
+
+    Must run before `accelerate.Accelerator()` is made.
+
+    Raises:
+        UsageError: the group that came up is not the one that was launched, or does not add, or
+            has two processes of one rank.
+        HangError: not all processes came within `timeout`.
+    """
+    leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
+    # Accelerate would pick Apple's GPU, which has neither collectives nor fp64 for sums.
+    if not torch.cuda.is_available():
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    _quieten_engines()
+    if launched.strategy.startswith("zero"):
+        build_extensions_here(announce=launched.rank == 0)
+    from accelerate import PartialState
+
+    if launched.strategy == "single":
+        return PartialState().device
+    backend: dict[str, Any] = {"backend": "gloo"}
+    if torch.cuda.is_available():
+        backend = {}
+    elif launched.strategy == "ddp":
+        backend = {"cpu": True}
+    try:
+        state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        raise HangError(
+            f"the {launched.world_size} processes did not all come together within "
+            f"{timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start a launcher on "
+            "every machine, each with a node rank of its own"
+        ) from None
+    _check_world(launched)
+    _check_reduction(state.device)
+    return state.device
+
+
+def lift_time_limits() -> None:
+    """Let collectives wait as long as they have to, for a caller that watches over time itself.
+
+    Their own clock goes on while processes are stopped, as by Ctrl-Z: at the end of such a pause
+    gloo (torch 2.13) and NCCL's watchdog would take it for a rank that does not answer. New groups
+    have PyTorch's own limits again.
+    """
+    if not dist.is_initialized():
+        return
+    for group in all_groups():
+        set_time_limit(group, _NO_LIMIT)
+
+
+def _meet(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """Meet as `env://` does, under keys of this attempt alone.
+
+    A launcher that brings a crashed group back keeps its store (torch 2.13, static rendezvous):
+    whoever comes first would find the addresses of processes that are gone.
+
+    Raises:
+        UsageError: another process came under the same rank, or on another kind of device.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    for store, rank, world_size in dist.rendezvous(url.replace(_ATTEMPT, "env", 1), **settings):
+        own = dist.PrefixStore(f"{_ATTEMPT}_{attempt}", store)
+        if own.add(f"came as {rank}", 1) > 1:
+            raise UsageError(
+                f"another process is rank {rank} already: two launchers have one node rank; "
+                "start one on every machine, each with a node rank of its own"
+            )
+        _compare_devices(own, rank, world_size)
+        yield own, rank, world_size
+
+
+def _compare_devices(store: dist.Store, rank: int, world_size: int) -> None:
+    """Refuse ranks with and without a GPU, which would wait for each other on two backends.
+
+    Raises:
+        UsageError: names one of each.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    store.set(f"device of {rank}", json.dumps([device, socket.gethostname()]))
+    found = store.multi_get([f"device of {other}" for other in range(world_size)])
+    devices, hosts = zip(*map(json.loads, found), strict=True)
+    if clauses := differences([{"device": device} for device in devices], hosts):
+        raise UsageError(
+            f"the ranks differ in hardware: {clauses[0]}; where nvidia-smi lists a GPU, PyTorch "
+            "must see it as well"
+        )
+
+
+dist.register_rendezvous_handler(_ATTEMPT, _meet)
+
+
+def _quieten_engines() -> None:
+    """Engines announce every setting at INFO; the run's own header says what matters."""
+    import logging
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+def build_extensions_here(*, announce: bool) -> None:
+    """Let DeepSpeed compile its extension in a folder of this environment.
+
+    PyTorch's default is one folder for all environments of a user, which build over each other; a
+    build that was killed leaves a lock on which every later one waits for ever; and each version of
+    ninja builds again what another has built, so it must not depend on the caller's path.
+    """
+    programs = str(Path(sys.executable).parent)
+    os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+    if not os.access(sys.prefix, os.W_OK):
+        return
+    folder = os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
+    for lock in Path(folder).glob("*/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
+                lock.unlink()
+    if announce and not list(Path(folder).glob("*/*.so")):
+        print("DeepSpeed compiles an extension once per environment ...", file=sys.stderr)
+
+
+def _check_world(launched: Launched) -> None:
+    joined = dist.get_world_size() if dist.is_initialized() else 1
+    if joined != launched.world_size:
+        raise UsageError(
+            f"{launched.world_size} processes were launched but this one is in a world of {joined}"
+        )
+
+
+def _check_reduction(device: torch.device) -> None:
+    """Reduce known values: rank r gives r + 1, so the sum is n (n + 1) / 2."""
+    world_size = dist.get_world_size()
+    expected = world_size * (world_size + 1) / 2
+    value = torch.tensor(float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(value)
+    if value.item() != expected:
+        raise UsageError(
+            f"the known sum over {world_size} ranks came out as {value.item()}, not {expected}: "
+            "two processes have the same rank, or the communication backend does not add"
+        )

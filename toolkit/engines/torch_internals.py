@@ -1,0 +1,138 @@
+"""What PyTorch does not document and this toolkit needs: the one place that reaches for it.
+
+Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_python_dispatch.py`,
+`torch/distributed/distributed_c10d.py`, `torch/_subclasses/fake_tensor.py`,
+`torch/distributed/_tools`, `torch/testing/_internal/distributed/fake_pg.py`,
+`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toolkit.engines.attributes import check_attributes
+
+__all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode"]
+
+READ_IN = "2.13.0"
+STATE = ("_fsdp_param_group", "_mp_policy")
+GROUP = ("_partial_reduce_output", "fsdp_params", "post_forward_mesh_info")
+PARAMETER = ("unsharded_accumulated_grad", "_unsharded_param", "sharded_param")
+SCALER_STATE = "_growth_tracker"
+"""The key in `GradScaler.state_dict()` that counts the updates since the scale last changed."""
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return every process group that this process belongs to.
+
+    Raises:
+        UsageError: this version of PyTorch keeps them elsewhere.
+    """
+    check_attributes("torch", READ_IN, dist.distributed_c10d, ("_world", "_set_pg_timeout"))
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def set_time_limit(group: dist.ProcessGroup, limit: timedelta) -> None:
+    """Let the collectives of a group fail after `limit`."""
+    dist.distributed_c10d._set_pg_timeout(limit, group)
+
+
+def check_fsdp(units: Iterable[FSDPModule]) -> None:
+    """Look for everything below inside each sharded module.
+
+    Raises:
+        UsageError: names what this version of PyTorch does not have.
+    """
+    for unit in units:
+        check_attributes("torch", READ_IN, unit, ("_get_fsdp_state",))
+        check_attributes("torch", READ_IN, _state(unit), STATE)
+        for group in _groups(unit):
+            check_attributes("torch", READ_IN, group, GROUP)
+            check_attributes("torch", READ_IN, group.fsdp_params[0], PARAMETER)
+
+
+def _state(unit: Any) -> Any:
+    return unit._get_fsdp_state()
+
+
+def _groups(unit: FSDPModule) -> Iterator[Any]:
+    """Yield what a sharded module communicates together: nothing if its blocks hold it all."""
+    if (group := _state(unit)._fsdp_param_group) is not None:
+        yield group
+
+
+def mixed_precision(unit: FSDPModule) -> MixedPrecisionPolicy:
+    """Return the policy a module was sharded with."""
+    return _state(unit)._mp_policy
+
+
+def reshards_after_forward(unit: FSDPModule) -> bool:
+    """Whether a module's parameters are freed between forward and backward."""
+    return all(group.post_forward_mesh_info is not None for group in _groups(unit))
+
+
+def held_gradients(unit: FSDPModule) -> Iterator[torch.Tensor]:
+    """Yield whole gradients not reduced yet, reduced slices, and what waits for all-reduce."""
+    for group in _groups(unit):
+        held = [group._partial_reduce_output]
+        for part in group.fsdp_params:
+            # In another dtype than they are reduced in, whole gradients are kept aside.
+            held += [part.unsharded_accumulated_grad, _whole_gradient(part)]
+            if part.sharded_param.grad is not None:
+                held.append(part.sharded_param.grad.to_local())
+        yield from (gradient for gradient in held if gradient is not None)
+
+
+def _whole_gradient(part: Any) -> torch.Tensor | None:
+    # Made by the first gather.
+    return part._unsharded_param.grad if hasattr(part, "_unsharded_param") else None
+
+
+def drop_gradients(unit: FSDPModule) -> None:
+    """Let go of all that `held_gradients` yields; `zero_grad` sees the reduced slices alone."""
+    for group in _groups(unit):
+        group._partial_reduce_output = None
+        for part in group.fsdp_params:
+            part.unsharded_accumulated_grad = None
+            part.sharded_param.grad = None
+            if hasattr(part, "_unsharded_param"):
+                part._unsharded_param.grad = None
+
+
+def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
+    """Return the process group among a collective operator's arguments, by itself or by name."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return dist.ProcessGroup.unbox(argument)
+    return dist.distributed_c10d._resolve_process_group(arguments[-1])
+
+
+def find_cpp_compiler() -> str | None:
+    """Return the C++ compiler that torch.compile would use, or None where there is none."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        return cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return None
+
+
+def memory_trackers() -> tuple[Any, Any]:
+    """Return the trackers of a plain and of a sharded model's storages."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    return MemTracker, FSDPMemTracker
+
+
+def fake_store() -> dist.Store:
+    """Return the store of a process group that answers for ranks that do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()

@@ -1,0 +1,1 @@
+"""Launch files, what starts processes by them, and who ends with whom."""
