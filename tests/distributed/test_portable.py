@@ -14,11 +14,11 @@ from toolkit.checkpoint.store import CheckpointStore
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.engines.strategies import Strategy
+from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
 from toolkit.training.step import train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
-from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed
 
