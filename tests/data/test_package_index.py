@@ -72,7 +72,8 @@ def page(body):
         listing("../../files/plays-1.0.tar.gz"),
         listing("/files/plays-1.0.tar.gz#sha256=0"),
         page(
-            '<a href="x.whl">x</a><a href="../../files/plays-1.0.tar.gz#sha256=0">plays-1.0.tar.gz</a>'
+            '<a href="x.whl">x.whl</a>'
+            '<a href="../../files/plays-1.0.tar.gz#sha256=0">plays-1.0.tar.gz</a>'
         ),
     ],
 )
