@@ -10,6 +10,7 @@ from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
 from toolkit.commands.data import data
 from toolkit.commands.estimate import estimate
+from toolkit.commands.plan import plan
 from toolkit.commands.summary import summary
 from toolkit.commands.train import train
 from toolkit.commands.verify import verify
@@ -23,6 +24,7 @@ app.command()(summary)
 app.command()(check)
 app.command()(verify)
 app.command()(estimate)
+app.command()(plan)
 app.add_typer(data, name="data")
 app.add_typer(checkpoint, name="checkpoint")
 
