@@ -84,3 +84,7 @@ $(READY): pyproject.toml
 
 clean:
 	rm -rf .venv runs data
+
+.PHONY: plan-errors
+plan-errors: $(READY)
+	$(BIN)/python -m benchmarks.plan_errors

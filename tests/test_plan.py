@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from toolkit.cli import app
 from toolkit.errors import UsageError
 
-XL = ["plan", "--preset", "gpt2-xl", "--tokens-per-step", "524288", "precision=bf16"]
+XL = ["plan", "--preset", "gpt2-xl", "--tokens-per-step", "524288"]
 
 
 def test_json_has_the_names_of_the_contract() -> None:

@@ -47,6 +47,9 @@ def plan(
     run = options.load_run(
         config, overrides or [], preset=preset, micro_batch_size=micro_batch_size
     )
+    if config is None and "precision" not in run.model_fields_set:
+        typer.echo("precision: bf16, as none was given", err=True)
+        run = run.model_copy(update={"precision": "bf16"})
     if run.precision == "fp32":
         raise UsageError("precision fp32: plan knows speeds in bf16 and fp16; set precision=bf16")
     if gpus is None or grad_accum_steps is not None:
