@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_strict_and_never_the_last(
     assert "passed over only without --strict" in job.log("damaged")
     flip_the_last_bit(older / "rank_00000.safetensors")
     assert job.start("damaged") == 3
-    assert "no checkpoint here can be carried on from" in job.log("damaged")
+    assert "no checkpoint here can be resumed from" in job.log("damaged")
     assert job.curve("damaged") == job.curve(straight)[:4]
     flip_the_last_bit(older / "rank_00000.safetensors")
     assert job.start("damaged") == 0, job.log("damaged")

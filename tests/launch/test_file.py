@@ -149,7 +149,7 @@ def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
 def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy, key, decides):
     name = key.replace("__", ".")
     assert problems(strategy, **{key: 4}) == [
-        f"{name} must be left out: the run configuration decides with {decides}"
+        f"{name} must be removed: the run configuration decides with {decides}"
     ]
 
 
@@ -188,7 +188,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
             {"dynamo_config": {"dynamo_backend": "INDUCTOR"}},
             "dynamo_config must be {'dynamo_backend': 'NO'}, got a section",
         ),
-        ("ddp", {"fp8_config": {"backend": "TE"}}, "fp8_config must be left out"),
+        ("ddp", {"fp8_config": {"backend": "TE"}}, "fp8_config must be removed"),
         ("ddp", {"tpu_use_cluster": True}, "tpu_use_cluster must be"),
         (
             "zero2",
@@ -213,7 +213,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
         (
             "zero2",
             {"deepspeed_config__deepspeed_config_file": "ds.json"},
-            "deepspeed_config.deepspeed_config_file must be left out, got the text 'ds.json': "
+            "deepspeed_config.deepspeed_config_file must be removed, got the text 'ds.json': "
             "DeepSpeed's configuration is derived from the run",
         ),
         (
@@ -275,7 +275,7 @@ def test_what_the_run_decides_is_not_looked_for_in_a_section(problems, strategy,
             },
             "fsdp_sync_module_states: false is refused by Accelerate's launcher unless",
         ),
-        ("ddp", {"ipex_config": {}}, "ipex_config must be left out: Accelerate has no such key"),
+        ("ddp", {"ipex_config": {}}, "ipex_config must be removed: Accelerate has no such key"),
         ("ddp", {"num_proceses": None}, "unknown key 'num_proceses'; did you mean"),
         ("fsdp2", {"fsdp_config": DELETE}, "fsdp_config is missing"),
         (
@@ -521,7 +521,7 @@ def test_what_accelerate_config_writes_is_accepted(answer, answers, strategy):
         ({**SHARDED, "auto wrap policy": "SIZE_BASED_WRAP"}, "must be TRANSFORMER_BASED_WRAP"),
         ({**SHARDED, "offload parameters": True}, "fsdp_offload_params must be false"),
         ({**ENGINE, "offload optimizer states": "cpu"}, "offload_optimizer_device must be none"),
-        ({**ENGINE, "json file": True}, "deepspeed_config_file must be left out"),
+        ({**ENGINE, "json file": True}, "deepspeed_config_file must be removed"),
     ],
 )
 def test_what_accelerate_config_writes_for_something_else_is_refused(answer, answers, words):

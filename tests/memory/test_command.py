@@ -172,7 +172,7 @@ def test_hybrid_sharding_has_a_group_per_machine(monkeypatch, capsys) -> None:
 def test_what_is_left_out_is_named_with_the_reason(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "--strategies", "hsdp,fsdp2", "--world-size", "2") == 0
     said = capsys.readouterr()
-    assert said.err.startswith("left out: hsdp: 2 replica groups on 2 processes leave nothing")
+    assert said.err.startswith("skipped: hsdp: 2 replica groups on 2 processes leave nothing")
     assert "fsdp2" in said.out
 
 
@@ -191,7 +191,7 @@ def test_an_accumulation_mode_is_a_filter_where_it_is_an_override(
     both = shown("--config", str(run_file), "--strategies", "ddp", "--world-size", "2")
     assert both == {"replicated", "sharded"}
     assert run(monkeypatch, "--strategies", "zero1,ddp", "accumulation=sharded") == 0
-    reason = "left out: zero1: DeepSpeed's stage 1 reduces gradients only at the boundary\n"
+    reason = "skipped: zero1: DeepSpeed's stage 1 reduces gradients only at the boundary\n"
     assert capsys.readouterr().err == reason
 
 

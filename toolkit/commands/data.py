@@ -13,7 +13,7 @@ def prepare(
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the shards and their index.")],
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out bad documents and count them.")
+        bool, typer.Option("--skip-bad", help="Skip bad documents and count them.")
     ] = False,
     shard_tokens: Annotated[int, typer.Option(help="Tokens per shard.")] = 100_000_000,
     processes: Annotated[

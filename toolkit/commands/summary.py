@@ -15,7 +15,7 @@ def summary(
     config: Annotated[Path, typer.Argument(metavar="RUN.yaml", show_default=False)],
     overrides: Overrides = None,
 ) -> None:
-    """Say what a run did: its loss, speed, last sample and folder."""
+    """Summarise what a run did: its loss, speed, last sample and folder."""
     for line in summarise(config, overrides or []):
         typer.echo(line)
 
@@ -23,12 +23,13 @@ def summary(
 def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     """Return lines for a person: the loss at both ends, validation, speed, sample and folder.
 
-    Another line says how the last start ended, where it changed nothing of the run.
+    Another line shows how the last start ended, where it changed nothing of the run.
 
     Raises:
         UsageError: the run has not been started, or has no step yet.
     """
     from toolkit.config import load_run_config
+    from toolkit.counted import counted
     from toolkit.errors import UsageError
     from toolkit.training.metrics import read_metrics
     from toolkit.training.run_folder import read_last_start, read_summary, run_folder
@@ -43,8 +44,9 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     samples = [record for record in records if record["kind"] == "sample"]
     first, last = steps[0], steps[-1]
     return [
-        f"{summary['reason']}: {last['step']} steps, {last['tokens']:,} tokens, "
-        f"{summary['parameters']:,} parameters, {summary['strategy']} on {summary['world_size']}",
+        f"{summary['reason']}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens, "
+        f"{counted(summary['parameters'], 'parameter')}, "
+        f"{summary['strategy']} on {summary['world_size']}",
         f"training loss   {first['loss']:.3f} at step {first['step']}, "
         f"{last['loss']:.3f} at step {last['step']}",
         *(f"validation loss {found['loss']:.3f} at step {found['step']}" for found in evaluations),

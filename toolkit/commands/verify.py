@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 NOT_EQUAL = 1
 
 Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
-Accumulations = Annotated[
-    str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
-]
+Accumulations = Annotated[str, typer.Option(help="Comma-separated; impossible pairs are skipped.")]
 WorldSizes = Annotated[
     str | None,
     typer.Option(
@@ -123,6 +121,7 @@ def _announcement(
     with_controls: bool,
 ) -> str:
     """Return what is going to run and about how long that takes."""
+    from toolkit.counted import counted
     from toolkit.verify.duration import expected_seconds
     from toolkit.verify.run import controls_of, not_run
 
@@ -135,16 +134,11 @@ def _announcement(
     faults = sum(map(len, broken.values()))
     minutes = max(1, round(expected_seconds(everything, sizes) / 60))
     return (
-        f"{_counted(len(launches), 'launch', 'launches')} with "
-        f"{_counted(sum(map(len, launches.values())), 'case', 'cases')}"
-        + (f" and {_counted(faults, 'fault', 'faults')}" if faults else "")
-        + f": about {_counted(minutes, 'minute', 'minutes')}"
+        f"{counted(len(launches), 'launch', 'launches')} with "
+        f"{counted(sum(map(len, launches.values())), 'case')}"
+        + (f" and {counted(faults, 'fault')}" if faults else "")
+        + f": about {counted(minutes, 'minute')}"
     )
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def print_tables(
@@ -161,7 +155,7 @@ def print_tables(
         build_table,
     )
 
-    # Where there is less room the terminal wraps a row; cut cells say nothing.
+    # Where there is less room the terminal wraps a row; cut cells are unreadable.
     console = Console(width=WIDEST if wide else max(WIDTH, Console().width))
     if verdicts:
         console.print(build_table(verdicts, wide=wide))

@@ -33,7 +33,7 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
     """Return the text files that `inputs` name, and how many other files were ignored.
 
     Folders are searched to the bottom, in the order of the names, linked ones as well, each once;
-    hidden files and folders are passed over uncounted.
+    hidden files and folders are skipped uncounted.
 
     Raises:
         UsageError: an input doesn't exist or is of another kind, a folder cannot be read or holds
@@ -56,7 +56,7 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
 
 
 def is_json_lines(path: str | Path) -> bool:
-    """Tell whether each line of a file is a document."""
+    """Whether each line of a file is a document."""
     return str(path).lower().endswith(_JSON_LINES_SUFFIX)
 
 
@@ -144,7 +144,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], int]:
         searched.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
-        # A link to nothing may be a folder that is not mounted; its survey says what it is.
+        # A link to nothing may be a folder that is not mounted; its survey reports what it is.
         texts = [path for path in paths if _is_text(path) or not os.path.exists(path)]
         files += texts
         ignored += len(paths) - len(texts)

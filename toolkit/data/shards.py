@@ -107,8 +107,8 @@ def inspect_shard(path: Path) -> Shard:
 
     Raises:
         UsageError: the file cannot be read, holds no tokens, or has another layout, version or
-            type of token; the message says what was found and what is expected.
-        UntrustedError: the size of the file contradicts what it says it holds.
+            type of token; the message names what was found and what is expected.
+        UntrustedError: the size of the file contradicts its header.
     """
     if path.suffix == ".npy":
         shard = _inspect_npy(path)
@@ -152,7 +152,7 @@ def _inspect_bin(path: Path) -> Shard:
     if version != VERSION:
         raise UsageError(f"{path}: header version {version}, but version {VERSION} is expected")
     if tokens < 0:
-        raise UntrustedError(f"{path}: the header says {tokens} tokens")
+        raise UntrustedError(f"{path}: the header has {tokens} tokens")
     _check_size(path, size, offset=HEADER_BYTES, tokens=tokens)
     return Shard(path, "llm.c", HEADER_BYTES, tokens)
 
@@ -209,7 +209,7 @@ def _check_size(path: Path, size: int, *, offset: int, tokens: int) -> None:
     if offset == 0:
         raise UntrustedError(f"{path}: {size} bytes are no whole number of 16-bit tokens")
     raise UntrustedError(
-        f"{path}: the header says {tokens} tokens, so {expected} bytes are expected, but the file "
+        f"{path}: the header has {tokens} tokens, so {expected} bytes are expected, but the file "
         f"has {size}"
     )
 

@@ -1,4 +1,4 @@
-"""`accelerate launch`, without the launcher's own traceback when a worker has said what is wrong.
+"""`accelerate launch`, without its own traceback when a worker has reported what is wrong.
 
 The worker's exit code stands in the run's `last_start.json`; the launcher's is 1 for any of them.
 """
@@ -68,7 +68,7 @@ def run_launcher(command: Sequence[str]) -> int:
             code = process.wait()
         if code == -signal.SIGTERM:
             # It had no handler yet, so it had started nothing.
-            _say_that_nothing_was_started()
+            _report_nothing_started()
             return Preempted.exit_code
         return int(code)
     finally:
@@ -116,7 +116,7 @@ def _launch() -> int:
     arguments = launch.launch_command_parser().parse_args(sys.argv[2:])
     end_worker_by(_ask_to_end)
     if (arguments.num_machines or 1) > 1:
-        Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
+        Thread(target=_report_if_alone, args=(arguments,), daemon=True).start()
     try:
         launch.launch_command(arguments)
     except (ConnectionError, DistStoreError, DistNetworkError) as error:
@@ -124,13 +124,13 @@ def _launch() -> int:
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        _say_if_killed(f"rank {rank}", failure.exitcode)
+        _report_if_killed(f"rank {rank}", failure.exitcode)
         return 1
     except subprocess.CalledProcessError as error:
-        _say_if_killed("the process", error.returncode)
+        _report_if_killed("the process", error.returncode)
         return 1
     except (SignalException, KeyboardInterrupt):
-        # As Accelerate 1.16 ends by itself; the workers have said how far the run came.
+        # As Accelerate 1.16 ends by itself; the workers have reported how far the run came.
         return STOPPED
     return 0
 
@@ -150,7 +150,7 @@ def _check_engine(command: Sequence[str]) -> None:
         check_installed(strategy_of(load_launch_file(path)))
 
 
-def _say_if_alone(arguments: Namespace) -> None:
+def _report_if_alone(arguments: Namespace) -> None:
     """Explain what is otherwise ten silent minutes; PyTorch waits for all machines that long."""
     time.sleep(_ALONE_S)
     if not psutil.Process().children():
@@ -181,7 +181,7 @@ def _is_own(address: str) -> bool:
 def _pass_on_to_worker(number: int, frame: Any) -> None:
     workers = psutil.Process().children()
     if not workers:
-        _say_that_nothing_was_started()
+        _report_nothing_started()
         # An exception that an import is left by may be swallowed there, or leave half a module.
         os._exit(Preempted.exit_code)
     for worker in workers:
@@ -198,18 +198,18 @@ def _ask_to_end(worker: Any) -> None:
         worker.wait()
 
 
-def _say_that_nothing_was_started() -> None:
+def _report_nothing_started() -> None:
     sys.stderr.write("error: stopped by a signal before anything was started; start it again\n")
     sys.stderr.flush()
 
 
-def _say_if_killed(who: str, exit_code: int) -> None:
-    """A killed worker cannot say anything itself; its exit code is minus the signal."""
+def _report_if_killed(who: str, exit_code: int) -> None:
+    """A killed worker cannot report anything itself; its exit code is minus the signal."""
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         sys.stderr.write(
-            f"error: {who} was killed by {name}, from outside or for want of host memory; "
-            "start it again to carry on\n"
+            f"error: {who} was killed by {name}, from outside or for lack of host memory; "
+            "start it again to resume\n"
         )
 
 

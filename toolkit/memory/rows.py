@@ -52,7 +52,7 @@ class Rows:
     """The settings of each row, and a sentence for each strategy that has none."""
 
     settings: list[StepSettings] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
 def build_rows(
@@ -79,11 +79,11 @@ def build_rows(
         try:
             replicas = ranks.replicas(strategy)
         except UsageError as error:
-            rows.left_out.append(f"{strategy}: {error}")
+            rows.skipped.append(f"{strategy}: {error}")
             continue
         modes = _modes(strategy, accumulation)
         if accumulation is not None and not modes:
-            rows.left_out.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
+            rows.skipped.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
         world_size = ranks.of(strategy)
         whole = whole_micro_steps(config, tokens, world_size)
         rows.settings.extend(
@@ -98,7 +98,7 @@ def build_rows(
             for mode in modes
         )
     if not rows.settings:
-        reasons = "; ".join(rows.left_out)
+        reasons = "; ".join(rows.skipped)
         raise UsageError(f"none of {', '.join(asked)} runs on {ranks.world_size} ranks: {reasons}")
     return rows
 
