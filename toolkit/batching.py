@@ -33,11 +33,6 @@ class BatchPlan:
         return self.tokens_per_step // self.seq_len
 
     @property
-    def sequences_per_wave(self) -> int:
-        """Sequences that all ranks work on at the same time."""
-        return self.micro_batch_size * self.world_size
-
-    @property
     def tokens_per_micro_step(self) -> int:
         """Tokens in one forward and backward on one rank."""
         return self.micro_batch_size * self.seq_len

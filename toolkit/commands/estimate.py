@@ -72,8 +72,8 @@ def estimate(
 ) -> None:
     """Estimate the memory that a run takes per GPU, for every strategy and mode."""
     from toolkit.engines.strategies import STRATEGIES
+    from toolkit.launch.ranks import Ranks
     from toolkit.memory.question import Question, step_tokens
-    from toolkit.memory.rows import Ranks
     from toolkit.verify.options import choices
 
     overrides = overrides or []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit.commands.options import AsJson
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 if TYPE_CHECKING:
     from toolkit.model.sizes import ModelSizes
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from toolkit.verify.verdict import Arm, Verdict
 
 NOT_EQUAL = 1
+ALL_STRATEGIES, ALL_MODES = ",".join(STRATEGIES), ",".join(ACCUMULATIONS)
 
 Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
 Accumulations = Annotated[str, typer.Option(help="Comma-separated; impossible pairs are skipped.")]
@@ -37,8 +39,8 @@ Wide = Annotated[
 
 
 def verify(
-    strategies: Strategies = "single,ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3",
-    accumulation: Accumulations = "replicated,sharded,deferred",
+    strategies: Strategies = ALL_STRATEGIES,
+    accumulation: Accumulations = ALL_MODES,
     world_sizes: WorldSizes = None,
     grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
     precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
@@ -50,7 +52,6 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Prove that strategies and accumulation modes compute the same update, by launching them."""
-    from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
     from toolkit.errors import UsageError
     from toolkit.verify.options import choices, model_sizes, numbers
     from toolkit.verify.report import build_json

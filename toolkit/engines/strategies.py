@@ -20,6 +20,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
 
+TRACEABLE: tuple[Strategy, ...] = ("single", *FSDP2_STRATEGIES)
+"""Their step runs on tensors without data, which DDP's reducer and DeepSpeed refuse."""
+
 REPLICAS = 2
 """Replica groups of hybrid sharding on a single machine: the fewest there can be."""
 
