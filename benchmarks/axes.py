@@ -1,14 +1,14 @@
-"""What a sweep goes through: lists of values whose combinations are its arms."""
+"""What a sweep goes through: lists of values whose combinations are its cases."""
 
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
-from benchmarks.record import Arm, Count, Sizes
+from benchmarks.record import Case, Count
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.config.strict_yaml import load_yaml_mapping
 from toolkit.engines.strategies import (
@@ -20,6 +20,7 @@ from toolkit.engines.strategies import (
     has_hybrid_groups,
 )
 from toolkit.errors import UsageError
+from toolkit.model.sizes import ModelSizes
 from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")
@@ -41,7 +42,7 @@ class _Section(BaseModel):
 
 
 class Axes(_Section):
-    """Lists whose product is a set of arms, impossible combinations left out.
+    """Lists whose product is a set of cases, impossible combinations left out.
 
     Attributes:
         models: presets, or n_layer,n_head,n_embd,vocab_size,block_size as text.
@@ -65,8 +66,8 @@ class Axes(_Section):
     data: tuple[Literal["synthetic", "real"], ...] = Field(("synthetic",), min_length=1)
     links_mbit_per_s: tuple[Rate | None, ...] = Field((None,), min_length=1)
 
-    def arms(self) -> Iterator[Arm]:
-        """Yield the arms; those that are compared with each other, strategies and modes, in a row.
+    def cases(self) -> Iterator[Case]:
+        """Yield the cases; those that are compared with each other, strategies and modes, in a row.
 
         Raises:
             UsageError: a sequence is longer than the model's block_size.
@@ -81,7 +82,7 @@ class Axes(_Section):
             self.compile,
             self.data,
         ):
-            sizes = Sizes(**vars(model_sizes(model)))
+            sizes = model_sizes(model)
             for seq_len, micro_batch_size, grad_accum_steps, strategy, accumulation in product(
                 self.seq_lens,
                 self.micro_batch_sizes,
@@ -91,7 +92,7 @@ class Axes(_Section):
             ):
                 if not is_possible(strategy, accumulation, world_size):
                     continue
-                yield Arm(
+                yield Case(
                     strategy=strategy,
                     accumulation=accumulation,
                     grad_accum_steps=grad_accum_steps,
@@ -108,7 +109,7 @@ class Axes(_Section):
                 )
 
 
-def _seq_len(asked: int | None, sizes: Sizes) -> int:
+def _seq_len(asked: int | None, sizes: ModelSizes) -> int:
     if asked is not None and asked > sizes.block_size:
         raise UsageError(f"seq_lens: {asked} is above the model's block_size {sizes.block_size}")
     return asked or sizes.block_size
@@ -124,19 +125,19 @@ def is_possible(strategy: Strategy, accumulation: Accumulation, world_size: int)
 
 
 class Sweep(_Section):
-    """Arms, and how each is measured.
+    """Cases, and how each is measured.
 
     Attributes:
-        repeats: of each arm, interleaved with those of the others.
+        repeats: of each case, interleaved with those of the others.
         warm_up_steps: before each repeat.
         steps: timed in each repeat, at least ...
         seconds: ... and as many as fill this time.
         split_steps: instrumented steps.
         alive: process groups kept at one time, to take turns; fewer where they do not fit.
         threads: of each rank.
-        timeout_s: for whatever an arm does in one go.
+        timeout_s: for whatever a case does in one go.
         shards: folders or patterns of prepared data, for real data.
-        arms: sets of axes, one after another.
+        cases: sets of axes, one after another.
     """
 
     repeats: Count = 3
@@ -148,21 +149,22 @@ class Sweep(_Section):
     threads: Count = 1
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     shards: tuple[str, ...] = ()
-    arms: tuple[Axes, ...] = Some
+    # Earlier versions named it "arms".
+    cases: tuple[Axes, ...] = Field(min_length=1, validation_alias=AliasChoices("cases", "arms"))
 
-    def all_arms(self) -> list[Arm]:
-        """Return every arm once, in order.
+    def all_cases(self) -> list[Case]:
+        """Return every case once, in order.
 
         Raises:
             UsageError: nothing is possible, or real data is asked for and none is named.
         """
-        arms = list(dict.fromkeys(arm for axes in self.arms for arm in axes.arms()))
-        if not arms:
+        cases = list(dict.fromkeys(case for axes in self.cases for case in axes.cases()))
+        if not cases:
             modes = f"{REPLICAS} replica groups of hybrid sharding need 4 ranks, single has one"
             raise UsageError(f"no strategy has these modes on so many ranks ({modes})")
-        if any(arm.data == "real" for arm in arms) and not self.shards:
+        if any(case.data == "real" for case in cases) and not self.shards:
             raise UsageError("real data needs shards: name folders that `toolkit data` prepared")
-        return arms
+        return cases
 
 
 def load_sweep(name: str) -> tuple[str, Sweep]:

@@ -23,8 +23,8 @@ import psutil
 
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.memory.configurations import Configuration
-from benchmarks.overhead_arms.compared import spread
-from benchmarks.overhead_arms.workload import Loss
+from benchmarks.overhead.compared import spread
+from benchmarks.overhead.workload import Loss
 from toolkit.engines.strategies import Precision
 from toolkit.home import expand_words
 from toolkit.program.step import estimate_peak
@@ -175,7 +175,7 @@ def in_own_process(configuration: Configuration) -> int:
 
 def measured(configuration: Configuration) -> int:
     """Return the peak in bytes of an update that has its moments already."""
-    from benchmarks.memory.arm import build, random_micro_batches
+    from benchmarks.memory.rank import build, random_micro_batches
     from toolkit.engines.launched import read_launch
     from toolkit.engines.process_group import start_process_group
     from toolkit.memory.allocator import measure_peak

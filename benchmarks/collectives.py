@@ -132,15 +132,15 @@ def missing_profiles(folder: Path) -> dict[Path, tuple[int, float | None]]:
     Raises:
         UsageError: there are no records, or they cannot be read.
     """
-    arms = [record.arm for record in read_records(folder)]
-    if not arms:
+    cases = [record.case for record in read_records(folder)]
+    if not cases:
         raise UsageError(f"{folder}: no records, so there is no link to measure")
     there = [read_profile(path) for path in folder.glob("profile*.json")]
     known = {(profile.world_size, profile.link_mbit_per_s) for profile in there}
     wanted = {
-        (ranks, arm.link_mbit_per_s): None
-        for arm in arms
-        for ranks in sorted(group_sizes(settings_of(arm, "cpu")))
+        (ranks, case.link_mbit_per_s): None
+        for case in cases
+        for ranks in sorted(group_sizes(settings_of(case, "cpu")))
     }
     return {
         folder / _profile_name(ranks, rate): (ranks, rate)

@@ -1,7 +1,7 @@
-"""Measure arms: one process group each, their repeats taking turns.
+"""Measure cases: one process group each, their repeats taking turns.
 
 All groups of a batch are started, and then wait without running while one of them at a time does
-something. So each arm is measured throughout the same stretch of time as those it is compared
+something. So each case is measured throughout the same stretch of time as those it is compared
 with, and what a machine does meanwhile falls on all alike.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arm import Order
 from benchmarks.axes import Sweep
 from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
 from benchmarks.group import Group, start_group
@@ -24,7 +23,8 @@ from benchmarks.machine import (
     flops_per_token,
     peak_flops_per_s,
 )
-from benchmarks.record import Arm, Record, Split
+from benchmarks.rank import Order
+from benchmarks.record import Case, Record, Split
 from toolkit.launch.processes import ProcessError
 
 FIRST_PORT = 29_600
@@ -33,11 +33,11 @@ FIRST_PORT = 29_600
 
 @dataclass(frozen=True)
 class Driver:
-    """Measures batches of arms.
+    """Measures batches of cases.
 
     Attributes:
         name: the sweep's, for its records.
-        sweep: how each arm is measured.
+        sweep: how each case is measured.
         machine: what they run on.
     """
 
@@ -45,53 +45,53 @@ class Driver:
     sweep: Sweep
     machine: Machine
 
-    def measure_all(self, missing: Mapping[Arm, Sequence[int]]) -> Iterator[Record]:
-        """Yield a record for each repeat that is missing of an arm, and for each arm without any.
+    def measure_all(self, missing: Mapping[Case, Sequence[int]]) -> Iterator[Record]:
+        """Yield a record for each repeat that is missing of a case, and for each case without any.
 
         Args:
-            missing: arms, and which repeats of each.
+            missing: cases, and which repeats of each.
         """
         fitting = []
-        for arm in missing:
-            reason = reason_to_skip(arm, self.machine)
+        for case in missing:
+            reason = reason_to_skip(case, self.machine)
             if reason is None:
-                fitting.append(arm)
+                fitting.append(case)
             else:
-                yield Record(**self._heading(arm), skipped=reason)
+                yield Record(**self._heading(case), skipped=reason)
         for batch in batches(fitting, self.machine, alive=self.sweep.alive):
-            yield from self.measure({arm: missing[arm] for arm in batch})
+            yield from self.measure({case: missing[case] for case in batch})
 
-    def measure(self, batch: Mapping[Arm, Sequence[int]]) -> Iterator[Record]:
-        """Yield a record of each repeat as it is done, or one that says how an arm failed.
+    def measure(self, batch: Mapping[Case, Sequence[int]]) -> Iterator[Record]:
+        """Yield a record of each repeat as it is done, or one that says how a case failed.
 
         Args:
-            batch: arms that are kept at one time, on the same link, and which repeats of each.
+            batch: cases that are kept at one time, on the same link, and which repeats of each.
         """
         with ExitStack() as stack:
             link = self._link(next(iter(batch)), stack)
             groups = {
-                arm: stack.enter_context(self._start(arm, stack, link, FIRST_PORT + number))
-                for number, arm in enumerate(batch)
+                case: stack.enter_context(self._start(case, stack, link, FIRST_PORT + number))
+                for number, case in enumerate(batch)
             }
             # None is measured while others are still starting.
-            for arm in list(groups):
+            for case in list(groups):
                 try:
-                    groups[arm].connect(timeout_s=self.sweep.timeout_s)
+                    groups[case].connect(timeout_s=self.sweep.timeout_s)
                 except ProcessError as error:
-                    yield self._give_up(groups.pop(arm), error)
+                    yield self._give_up(groups.pop(case), error)
             yield from self._take_turns(groups, batch)
             for group in groups.values():
                 group.release()
 
-    def _link(self, arm: Arm, stack: ExitStack) -> Link | None:
-        if arm.link_mbit_per_s is None:
+    def _link(self, case: Case, stack: ExitStack) -> Link | None:
+        if case.link_mbit_per_s is None:
             return None
-        return stack.enter_context(linked(arm.link_mbit_per_s))
+        return stack.enter_context(linked(case.link_mbit_per_s))
 
-    def _start(self, arm: Arm, stack: ExitStack, link: Link | None, port: int) -> Any:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arm-")))
+    def _start(self, case: Case, stack: ExitStack, link: Link | None, port: int) -> Any:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="case-")))
         order = Order(
-            arm=arm,
+            case=case,
             shards=list(self.sweep.shards),
             warm_up_steps=self.sweep.warm_up_steps,
             split_steps=self.sweep.split_steps,
@@ -101,40 +101,40 @@ class Driver:
         return start_group(order, folder=folder, threads=self.sweep.threads, link=link, port=port)
 
     def _take_turns(
-        self, groups: dict[Arm, Group], batch: Mapping[Arm, Sequence[int]]
+        self, groups: dict[Case, Group], batch: Mapping[Case, Sequence[int]]
     ) -> Iterator[Record]:
-        proofs: dict[Arm, dict[str, Any]] = {}
-        for arm in list(groups):
+        proofs: dict[Case, dict[str, Any]] = {}
+        for case in list(groups):
             try:
-                proofs[arm] = groups[arm].ask("prove", timeout_s=self.sweep.timeout_s)
+                proofs[case] = groups[case].ask("prove", timeout_s=self.sweep.timeout_s)
             except ProcessError as error:
-                yield self._give_up(groups.pop(arm), error)
+                yield self._give_up(groups.pop(case), error)
         for repeat in range(self.sweep.repeats):
-            # Every other round goes the other way, so that no arm always follows the same one.
+            # Every other round goes the other way, so that no case always follows the same one.
             turns = list(groups)[:: -1 if repeat % 2 else 1]
-            for arm in [arm for arm in turns if repeat in batch[arm]]:
-                steps = steps_of(proofs[arm]["split"], self.sweep)
+            for case in [case for case in turns if repeat in batch[case]]:
+                steps = steps_of(proofs[case]["split"], self.sweep)
                 try:
-                    step_s = groups[arm].ask("repeat", steps, timeout_s=self.sweep.timeout_s)
+                    step_s = groups[case].ask("repeat", steps, timeout_s=self.sweep.timeout_s)
                 except ProcessError as error:
-                    yield self._give_up(groups.pop(arm), error, repeat=repeat)
+                    yield self._give_up(groups.pop(case), error, repeat=repeat)
                 else:
-                    yield self._record(arm, repeat, proofs[arm], step_s)
+                    yield self._record(case, repeat, proofs[case], step_s)
 
     def _record(
-        self, arm: Arm, repeat: int, proof: Mapping[str, Any], step_s: list[float]
+        self, case: Case, repeat: int, proof: Mapping[str, Any], step_s: list[float]
     ) -> Record:
-        tokens_per_s = arm.tokens_per_step * len(step_s) / sum(step_s)
-        per_gpu = tokens_per_s / arm.world_size
-        peak = peak_flops_per_s(self.machine.name, arm.precision)
-        flops = flops_per_token(arm.model.model_sizes(), seq_len=arm.seq_len)
+        tokens_per_s = case.tokens_per_step * len(step_s) / sum(step_s)
+        per_gpu = tokens_per_s / case.world_size
+        peak = peak_flops_per_s(self.machine.name, case.precision)
+        flops = flops_per_token(case.model, seq_len=case.seq_len)
         return Record(
-            **self._heading(arm),
+            **self._heading(case),
             repeat=repeat,
             **proof,
-            estimated_peak_memory_bytes=estimate_bytes(arm, self.machine.type),
+            estimated_peak_memory_bytes=estimate_bytes(case, self.machine.type),
             step_s=step_s,
-            tokens_per_step=arm.tokens_per_step,
+            tokens_per_step=case.tokens_per_step,
             tokens_per_s=tokens_per_s,
             tokens_per_s_per_gpu=per_gpu,
             mfu=None if peak is None else per_gpu * flops / peak,
@@ -143,11 +143,11 @@ class Driver:
     def _give_up(self, group: Group, error: ProcessError, *, repeat: int = 0) -> Record:
         """End a group that failed, lest it runs on beside the others; return its record."""
         group.processes.end()
-        return Record(**self._heading(group.arm), repeat=repeat, error=str(error))
+        return Record(**self._heading(group.case), repeat=repeat, error=str(error))
 
-    def _heading(self, arm: Arm) -> dict[str, Any]:
+    def _heading(self, case: Case) -> dict[str, Any]:
         environment = describe_environment(self.machine.name, threads=self.sweep.threads)
-        return {"arm": arm, "sweep": self.name, "environment": environment}
+        return {"case": case, "sweep": self.name, "environment": environment}
 
 
 def steps_of(split: Split, sweep: Sweep) -> int:

@@ -1,4 +1,4 @@
-"""The processes of one arm as the driver sees them: started, asked in turn, ended.
+"""The processes of one case as the driver sees them: started, asked in turn, ended.
 
 They connect to a socket of the driver's in the file system, which also serves processes in network
 namespaces of their own.
@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arm import Order
 from benchmarks.links import Link
-from benchmarks.record import Arm
+from benchmarks.rank import Order
+from benchmarks.record import Case
 from toolkit.launch.processes import (
     LAUNCHER,
     Machine,
@@ -24,15 +24,15 @@ from toolkit.launch.processes import (
 )
 from toolkit.running_time import RunningTime
 
-SCRIPT = "benchmarks.arm"
+SCRIPT = "benchmarks.rank"
 _LOOK_EVERY_S = 0.2
 
 
 class Group:
-    """All processes of an arm; `start_group` makes one."""
+    """All processes of a case; `start_group` makes one."""
 
-    def __init__(self, arm: Arm, processes: Processes, listener: socket.socket) -> None:
-        self.arm = arm
+    def __init__(self, case: Case, processes: Processes, listener: socket.socket) -> None:
+        self.case = case
         self.processes = processes
         self.listener = listener
         self.connections: list[Connection] = []
@@ -45,7 +45,7 @@ class Group:
         """
         clock = RunningTime()
         self.listener.settimeout(_LOOK_EVERY_S)
-        while len(self.connections) < self.arm.world_size:
+        while len(self.connections) < self.case.world_size:
             with suppress(TimeoutError):
                 self.connections.append(Connection(self.listener.accept()[0].detach()))
                 continue
@@ -103,7 +103,7 @@ class Group:
 def start_group(
     order: Order, *, folder: Path, threads: int, link: Link | None, port: int
 ) -> Iterator[Group]:
-    """Start an arm's processes; returns before they are ready.
+    """Start a case's processes; returns before they are ready.
 
     Args:
         order: what they are to do.
@@ -115,25 +115,27 @@ def start_group(
     order_file = folder / "order.json"
     order_file.write_text(order.model_dump_json())
     interface = {"GLOO_SOCKET_IFNAME": link.interface} if link else {}
-    commands = launch_commands(order.arm, order_file, link=link, port=port)
+    commands = launch_commands(order.case, order_file, link=link, port=port)
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as connections:
         listener.bind(order.address)
-        listener.listen(order.arm.world_size)
+        listener.listen(order.case.world_size)
         started = processes(commands, folder=folder, threads=threads, environment=interface)
         with started as ranks:
-            group = Group(order.arm, ranks, listener)
+            group = Group(order.case, ranks, listener)
             connections.callback(group.disconnect)
             yield group
 
 
-def launch_commands(arm: Arm, order_file: Path, *, link: Link | None, port: int) -> list[list[str]]:
-    """Return the `accelerate launch` lines of an arm: one, or one at each end of a link."""
+def launch_commands(
+    case: Case, order_file: Path, *, link: Link | None, port: int
+) -> list[list[str]]:
+    """Return the `accelerate launch` lines of a case: one, or one at each end of a link."""
     script = ["--module", SCRIPT, str(order_file)]
     if link is None:
-        return [[*LAUNCHER, *launch_words(arm.strategy, arm.world_size, script)]]
+        return [[*LAUNCHER, *launch_words(case.strategy, case.world_size, script)]]
     commands = []
     for rank in range(2):
         machine = Machine(rank, 2, link.master_address, port)
-        words = launch_words(arm.strategy, arm.world_size, script, machine=machine)
+        words = launch_words(case.strategy, case.world_size, script, machine=machine)
         commands.append(link.command(rank, [*LAUNCHER, *words]))
     return commands

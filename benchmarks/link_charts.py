@@ -27,13 +27,13 @@ from benchmarks.figures import (
     plain_log_axis,
 )
 from benchmarks.measured import describe, grouped, listed, rounded, varied_fields
-from benchmarks.record import Arm
+from benchmarks.record import Case
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Arm, float]) -> Chart:
+def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Case, float]) -> Chart:
     """Draw step time against link rate, a panel for each strategy and setting."""
     varied = _varied(groups)
     return Chart(
@@ -45,12 +45,12 @@ def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Arm, float
         "between the rates measured.",
         panels=[
             Panel(
-                _title(group[0].arm, varied, with_strategy=True),
+                _title(group[0].case, varied, with_strategy=True),
                 partial(_times, pairs=group, predicted_s=predicted_s),
             )
             for group in groups
         ],
-        absent="No pair of arms was measured at more than one link rate.",
+        absent="No pair of cases was measured at more than one link rate.",
     )
 
 
@@ -60,25 +60,25 @@ def _predicted(groups: Sequence[Sequence[Pair]], how: str) -> str:
 
 
 def _varied(groups: Sequence[Sequence[Pair]]) -> list[str]:
-    fields = varied_fields(pair.arm for group in groups for pair in group)
+    fields = varied_fields(pair.case for group in groups for pair in group)
     return [name for name in fields if name != "link_mbit_per_s"]
 
 
-def _title(arm: Arm, varied: Sequence[str], *, with_strategy: bool) -> str:
-    words = [arm.strategy] if with_strategy else []
-    return listed(*words, f"A = {arm.grad_accum_steps}", describe(arm, varied))
+def _title(case: Case, varied: Sequence[str], *, with_strategy: bool) -> str:
+    words = [case.strategy] if with_strategy else []
+    return listed(*words, f"A = {case.grad_accum_steps}", describe(case, varied))
 
 
-def _times(axes: "Axes", pairs: Sequence[Pair], predicted_s: Mapping[Arm, float]) -> None:
+def _times(axes: "Axes", pairs: Sequence[Pair], predicted_s: Mapping[Case, float]) -> None:
     x = [link_rate(pair) for pair in pairs]
     ends = []
     for modes in ([p.replicated for p in pairs], [p.sharded for p in pairs]):
-        arm = modes[0].arm
-        known = [m.arm for m in modes if m.arm in predicted_s]
+        case = modes[0].case
+        known = [m.case for m in modes if m.case in predicted_s]
         across, up = [a.link_mbit_per_s or 0 for a in known], [predicted_s[a] for a in known]
-        axes.plot(across, up, LINES[arm.accumulation], color=GREY, lw=1)
-        draw_spread(axes, x, [m.step_s for m in modes], **style_of(arm))
-        ends.append((x[-1], modes[-1].step_s.median, arm.accumulation, INK))
+        axes.plot(across, up, LINES[case.accumulation], color=GREY, lw=1)
+        draw_spread(axes, x, [m.step_s for m in modes], **style_of(case))
+        ends.append((x[-1], modes[-1].step_s.median, case.accumulation, INK))
     plain_log_axis(axes, "x", x)
     plain_log_axis(axes, "y")
     _mark_crossing(axes, measured_points(pairs), "measured", INK, height=0.97)
@@ -112,9 +112,9 @@ def _mark_crossing(
 def ratio_chart(groups: Sequence[Sequence[Pair]]) -> Chart:
     """Draw sharded by replicated step time against link rate, strategies as lines."""
     varied = _varied(groups)
-    by_title = grouped(groups, lambda g: _title(g[0].arm, varied, with_strategy=False))
+    by_title = grouped(groups, lambda g: _title(g[0].case, varied, with_strategy=False))
     panels = [
-        Panel(_title(alike[0][0].arm, varied, with_strategy=False), partial(_ratios, groups=alike))
+        Panel(_title(alike[0][0].case, varied, with_strategy=False), partial(_ratios, groups=alike))
         for alike in by_title
     ]
     return Chart(
@@ -124,7 +124,7 @@ def ratio_chart(groups: Sequence[Sequence[Pair]]) -> Chart:
         f"lowest to the highest. {_predicted(groups, 'dotted lines')} In the band "
         f"the modes differ by at most {PERCENT}; above it replicated is faster.",
         panels=panels,
-        absent="No pair of arms was measured at more than one link rate.",
+        absent="No pair of cases was measured at more than one link rate.",
     )
 
 
@@ -132,7 +132,7 @@ def _ratios(axes: "Axes", groups: Sequence[Sequence[Pair]]) -> None:
     axes.axhspan(1 / BREAK_EVEN, BREAK_EVEN, color=RULE, lw=0)
     ends = []
     for pairs in groups:
-        strategy = pairs[0].arm.strategy
+        strategy = pairs[0].case.strategy
         colour, x = COLOURS[strategy], [link_rate(pair) for pair in pairs]
         points = predicted_points(pairs)
         axes.plot([rate for rate, _ in points], [y for _, y in points], ":", color=colour, lw=1.2)

@@ -1,4 +1,4 @@
-"""Records in the shape that charts and tables want: the repeats of an arm as one."""
+"""Records in the shape that charts and tables want: the repeats of a case as one."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from functools import cached_property
 from statistics import median
 from typing import Any, TypeVar
 
-from benchmarks.record import Arm, Bounds, Record, Traffic
+from benchmarks.record import Bounds, Case, Record, Traffic
 from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 Item = TypeVar("Item")
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 CHOICE = {"strategy", "accumulation", "grad_accum_steps"}
-"""Fields of an arm that a user chooses between; the others are the setting he is in."""
+"""Fields of a case that a user chooses between; the others are the setting he is in."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Measured:
-    """An arm and the records of its repeats, at least one, all of them good."""
+    """A case and the records of its repeats, at least one, all of them good."""
 
-    arm: Arm
+    case: Case
     records: tuple[Record, ...]
 
     @cached_property
@@ -45,13 +45,13 @@ class Measured:
     @cached_property
     def tokens_per_s(self) -> Spread:
         """Tokens of all ranks per second."""
-        tokens = self.arm.tokens_per_step
+        tokens = self.case.tokens_per_step
         return Spread.over([tokens / step_seconds(record) for record in self.records])
 
     @property
     def setting(self) -> str:
-        """Equal for arms that differ in nothing but strategy, accumulation and A."""
-        return setting_of(self.arm)
+        """Equal for cases that differ in nothing but strategy, accumulation and A."""
+        return setting_of(self.case)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
@@ -68,9 +68,9 @@ def step_seconds(record: Record) -> float:
     return median(record.step_s)
 
 
-def setting_of(arm: Arm, *, without: Iterable[str] = ()) -> str:
-    """Return all of an arm but the choice and `without`, as a text that can be compared."""
-    return arm.model_dump_json(exclude=CHOICE.union(without))
+def setting_of(case: Case, *, without: Iterable[str] = ()) -> str:
+    """Return all of a case but the choice and `without`, as a text that can be compared."""
+    return case.model_dump_json(exclude=CHOICE.union(without))
 
 
 def why_not_measured(record: Record) -> str | None:
@@ -93,54 +93,56 @@ def _disagreement(record: Record) -> str:
     )
 
 
-def measured_arms(records: Iterable[Record]) -> list[Measured]:
-    """Return the arms that were measured, in the order of tables."""
+def measured_cases(records: Iterable[Record]) -> list[Measured]:
+    """Return the cases that were measured, in the order of tables."""
     good = [record for record in records if why_not_measured(record) is None]
-    repeats = grouped(good, lambda record: record.arm)
-    found = [Measured(group[0].arm, tuple(group)) for group in repeats]
-    return sorted(found, key=lambda measured: _order(measured.arm))
+    repeats = grouped(good, lambda record: record.case)
+    found = [Measured(group[0].case, tuple(group)) for group in repeats]
+    return sorted(found, key=lambda measured: _order(measured.case))
 
 
-def _order(arm: Arm) -> tuple[Any, ...]:
+def _order(case: Case) -> tuple[Any, ...]:
     return (
-        arm.model.model_sizes().parameter_count,
-        arm.world_size,
-        arm.precision,
-        arm.tokens_per_micro_step,
-        arm.link_mbit_per_s or float("inf"),
-        arm.loss,
-        arm.compile,
-        STRATEGIES.index(arm.strategy),
-        arm.grad_accum_steps,
-        ACCUMULATIONS.index(arm.accumulation),
+        case.model.parameter_count,
+        case.world_size,
+        case.precision,
+        case.tokens_per_micro_step,
+        case.link_mbit_per_s or float("inf"),
+        case.loss,
+        case.compile,
+        STRATEGIES.index(case.strategy),
+        case.grad_accum_steps,
+        ACCUMULATIONS.index(case.accumulation),
     )
 
 
-def varied_fields(arms: Iterable[Arm]) -> list[str]:
-    """Return the fields of the setting in which arms differ, in the order of `Arm`."""
-    found = list(arms)
-    fields = [name for name in Arm.model_fields if name not in CHOICE]
-    return [name for name in fields if len({getattr(arm, name) for arm in found}) > 1]
+def varied_fields(cases: Iterable[Case]) -> list[str]:
+    """Return the fields of the setting in which cases differ, in the order of `Case`."""
+    found = list(cases)
+    fields = [name for name in Case.model_fields if name not in CHOICE]
+    return [name for name in fields if len({getattr(case, name) for case in found}) > 1]
 
 
-def describe(arm: Arm, fields: Iterable[str]) -> str:
+def describe(case: Case, fields: Iterable[str]) -> str:
     """Return the fields in words, `1 x 64 tokens, 100 Mbit/s`; empty for no fields."""
-    return ", ".join(dict.fromkeys(_words(arm, field) for field in fields))
+    return ", ".join(dict.fromkeys(_words(case, field) for field in fields))
 
 
-def _words(arm: Arm, field: str) -> str:
+def _words(case: Case, field: str) -> str:
     words = {
-        "micro_batch_size": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
-        "seq_len": f"{arm.micro_batch_size} x {arm.seq_len} tokens",
-        "world_size": f"{arm.world_size} {'rank' if arm.world_size == 1 else 'ranks'}",
-        "model": f"{rounded(arm.model.model_sizes().parameter_count / 1e6)}M parameters",
-        "loss": f"{arm.loss} loss",
-        "activation_checkpointing": "checkpointing" if arm.activation_checkpointing else "all kept",
-        "compile": "compiled" if arm.compile else "eager",
-        "data": f"{arm.data} data",
-        "link_mbit_per_s": link_words(arm.link_mbit_per_s),
+        "micro_batch_size": f"{case.micro_batch_size} x {case.seq_len} tokens",
+        "seq_len": f"{case.micro_batch_size} x {case.seq_len} tokens",
+        "world_size": f"{case.world_size} {'rank' if case.world_size == 1 else 'ranks'}",
+        "model": f"{rounded(case.model.parameter_count / 1e6)}M parameters",
+        "loss": f"{case.loss} loss",
+        "activation_checkpointing": "checkpointing"
+        if case.activation_checkpointing
+        else "all kept",
+        "compile": "compiled" if case.compile else "eager",
+        "data": f"{case.data} data",
+        "link_mbit_per_s": link_words(case.link_mbit_per_s),
     }
-    return words.get(field, str(getattr(arm, field)))
+    return words.get(field, str(getattr(case, field)))
 
 
 def link_words(mbit_per_s: float | None) -> str:

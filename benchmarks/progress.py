@@ -8,7 +8,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from benchmarks.record import Arm, Record
+from benchmarks.record import Case, Record
 
 
 class TimeLeft:
@@ -18,22 +18,22 @@ class TimeLeft:
     did where there is none yet; starting processes is part of it.
     """
 
-    def __init__(self, repeats: Mapping[Arm, int]) -> None:
+    def __init__(self, repeats: Mapping[Case, int]) -> None:
         self.repeats = dict(repeats)
         self.took: dict[int, list[float]] = defaultdict(list)
 
     def count(self, record: Record, seconds: float) -> None:
         """Take note of a record and the seconds since the one before."""
-        arm = record.arm
-        self.repeats[arm] = 0 if record.error or record.skipped else self.repeats[arm] - 1
-        self.took[arm.grad_accum_steps].append(seconds)
+        case = record.case
+        self.repeats[case] = 0 if record.error or record.skipped else self.repeats[case] - 1
+        self.took[case.grad_accum_steps].append(seconds)
 
     def seconds(self) -> float:
         """Return the time left; something must have been counted."""
         overall = mean(seconds for some in self.took.values() for seconds in some)
         return sum(
-            repeats * (mean(self.took[arm.grad_accum_steps] or [overall]))
-            for arm, repeats in self.repeats.items()
+            repeats * (mean(self.took[case.grad_accum_steps] or [overall]))
+            for case, repeats in self.repeats.items()
         )
 
 
@@ -41,10 +41,10 @@ class SweepProgress:
     """Prints records as they come; on a terminal also a bar.
 
     Args:
-        repeats: still to be measured, by arm.
+        repeats: still to be measured, by case.
     """
 
-    def __init__(self, repeats: Mapping[Arm, int]) -> None:
+    def __init__(self, repeats: Mapping[Case, int]) -> None:
         self.left = TimeLeft(repeats)
         self.bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         self.task = self.bar.add_task("", total=sum(repeats.values()))
@@ -77,15 +77,15 @@ class SweepProgress:
 def describe(record: Record) -> str:
     """Return a record's line."""
     if record.error:
-        return f"{record.arm.label} | failed: {record.error}"
+        return f"{record.case.label} | failed: {record.error}"
     if record.skipped:
-        return f"{record.arm.label} | skipped: {record.skipped}"
+        return f"{record.case.label} | skipped: {record.skipped}"
     assert record.step_s is not None
     assert record.tokens_per_s is not None
     spread = (max(record.step_s) - min(record.step_s)) / median(record.step_s)
     mfu = "" if record.mfu is None else f" | mfu {record.mfu:.1%}"
     return (
-        f"{record.arm.label} | repeat {record.repeat} | {median(record.step_s) * 1e3:.1f} ms a "
+        f"{record.case.label} | repeat {record.repeat} | {median(record.step_s) * 1e3:.1f} ms a "
         f"step, within {spread:.0%} over {len(record.step_s)} | "
         f"{record.tokens_per_s:,.0f} tokens/s{mfu}"
     )

@@ -9,6 +9,7 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from benchmarks.measured import (
     KINDS,
     Measured,
     grouped,
-    measured_arms,
+    measured_cases,
     step_seconds,
     why_not_measured,
 )
 from benchmarks.page import page
 from benchmarks.prediction import compute_of, predict_step
-from benchmarks.record import RECORDS, Arm, Environment, Record, read_records
+from benchmarks.record import RECORDS, Case, Environment, Record, read_records
 from benchmarks.tables import (
-    arms_table,
     bytes_table,
+    cases_table,
     crossing_table,
     prediction_table,
     profile_table,
@@ -77,19 +78,19 @@ def write_report(folder: Path, out: Path) -> None:
 
 
 def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
-    arms = measured_arms(records)
+    cases = measured_cases(records)
     profile_files = sorted(folder.glob("profile*.json"))
     profiles = [read_profile(path) for path in profile_files]
-    predicted_s = _predicted(arms, profiles)
-    pairs = pairs_of(arms, predicted_s)
+    predicted_s = _predicted(cases, profiles)
+    pairs = pairs_of(cases, predicted_s)
     linked = over_links(pairs)
     hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
     charts = [
-        speed_chart(arms),
+        speed_chart(cases),
         time_chart(linked, predicted_s),
         ratio_chart(linked),
-        bytes_chart(arms),
-        memory_chart(arms),
+        bytes_chart(cases),
+        memory_chart(cases),
         prediction_chart(pairs),
     ]
     for chart in charts:
@@ -99,15 +100,15 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
     attached = [folder / RECORDS, out / "records.csv", *profile_files]
     html = page(
         title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
-        findings=findings(records, arms, pairs),
+        findings=findings(records, cases, pairs),
         charts=charts,
         hardware=hardware,
         tables=[
             crossing_table(linked),
             prediction_table(pairs),
             profile_table(profiles),
-            bytes_table(arms),
-            arms_table(arms, predicted_s),
+            bytes_table(cases),
+            cases_table(cases, predicted_s),
             unmeasured_table(records),
         ],
         method=[
@@ -120,22 +121,22 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
     (out / "report.html").write_text(html)
 
 
-def _predicted(arms: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Arm, float]:
-    """Return predicted seconds per step of the arms whose link and groups have a profile."""
-    records = [record for measured in arms for record in measured.records]
+def _predicted(cases: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Case, float]:
+    """Return predicted seconds per step of the cases whose link and groups have a profile."""
+    records = [record for measured in cases for record in measured.records]
     found = {}
-    for arm in (measured.arm for measured in arms):
-        compute = compute_of(records, arm)
+    for case in (measured.case for measured in cases):
+        compute = compute_of(records, case)
         # Where a profile is missing it is refused.
         with suppress(UsageError):
             if compute is not None:
-                found[arm] = predict_step(arm, compute, profiles).step_s
+                found[case] = predict_step(case, compute, profiles).step_s
     return found
 
 
 def _sweeps(records: Sequence[Record]) -> str:
     named = dict.fromkeys(record.sweep for record in records if record.sweep)
-    return ", ".join(named) or "single arms"
+    return ", ".join(named) or "single cases"
 
 
 def _environments(records: Sequence[Record]) -> list[Environment]:
@@ -161,7 +162,7 @@ def _machine(environment: Environment) -> str:
     )
 
 
-def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, float]) -> None:
+def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Case, float]) -> None:
     rows = [_row(record, predicted_s) for record in records]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -169,17 +170,17 @@ def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, 
         writer.writerows(rows)
 
 
-def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
+def _row(record: Record, predicted_s: Mapping[Case, float]) -> dict[str, Any]:
     measured = why_not_measured(record) is None
-    arm = record.arm.model_dump(exclude={"model"})
+    case = record.case.model_dump(exclude={"model"})
     traffic, split = record.collectives or {}, record.split
     return {
         "sweep": record.sweep,
-        **arm,
-        **record.arm.model.model_dump(),
+        **case,
+        **asdict(record.case.model),
         "repeat": record.repeat,
         "step_s": step_seconds(record) if measured else None,
-        "predicted_step_s": predicted_s.get(record.arm),
+        "predicted_step_s": predicted_s.get(record.case),
         "tokens_per_s": record.tokens_per_s,
         "mfu": record.mfu,
         **{f"{kind}_bytes": traffic[kind].bytes if kind in traffic else None for kind in KINDS},
@@ -195,10 +196,10 @@ def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
 
 
 _MEASURED = (
-    "Every arm has processes of its own and runs the toolkit's training step. Its first step has "
-    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the arm counts as "
+    "Every case has processes of its own and runs the toolkit's training step. Its first step has "
+    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the case counts as "
     "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
-    "are interleaved with the other arms'. A repeat counts with the median of its steps, an arm "
+    "are interleaved with the other cases'. A repeat counts with the median of its steps, a case "
     "with the median of its repeats. Ratios are taken repeat by repeat.",
     "Collectives, bytes and gradients held are counted in the running program. Forward, backward, "
     "exposed communication and optimizer come from other steps than the timed ones. MFU is given "
@@ -207,7 +208,7 @@ _MEASURED = (
     "program, so ratios begin above it.",
 )
 _PREDICTED = (
-    "Predictions know no step time. What an arm computes is taken from the split of the arm of its "
+    "Predictions know no step time. What a case computes is taken from the split of the case of its "
     "strategy with replicated accumulation on the fastest link, what it communicates from the byte "
     "formulas, how long that takes from collectives measured by themselves over the same link, and "
     "what overlaps from the order in which the engine works.",

@@ -1,4 +1,4 @@
-"""Measure arms given on the command line.
+"""Measure cases given on the command line.
 
 python -m benchmarks.run --strategies ddp,fsdp2 --grad-accum 1,4 --out benchmarks/out/first
 """
@@ -47,11 +47,11 @@ def run(
         list[str] | None,
         typer.Option(help="Prepared shards, for real data.", show_default="random tokens"),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Of each arm, interleaved.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="Of each case, interleaved.", min=1)] = 3,
     warm_up: Annotated[int, typer.Option(help="Steps before each repeat.", min=0)] = 1,
     steps: Annotated[int, typer.Option(help="Timed steps of each repeat.", min=1)] = 5,
     threads: Annotated[int, typer.Option(help="Of each rank.", min=1)] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds for whatever one arm does.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for whatever one case does.")] = 300.0,
     retry_failed: RetryFailed = False,
 ) -> None:
     """Measure every combination of what is given, and keep a record of each repeat."""
@@ -85,7 +85,7 @@ def run(
         threads=threads,
         timeout_s=timeout,
         shards=tuple(data or ()),
-        arms=(axes,),
+        cases=(axes,),
     )
     carry_out(None, sweep, out, retry_failed=retry_failed)
 

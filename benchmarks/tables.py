@@ -27,7 +27,7 @@ from benchmarks.measured import (
     varied_fields,
     why_not_measured,
 )
-from benchmarks.record import Arm, Record
+from benchmarks.record import Case, Record
 from toolkit.engines.traffic import EngineKind
 
 MIB = 2**20
@@ -46,7 +46,7 @@ class Table:
 
 def prediction_table(pairs: Sequence[Pair]) -> Table:
     """Return measured and predicted ratios, pair by pair."""
-    varied = varied_fields(pair.arm for pair in pairs)
+    varied = varied_fields(pair.case for pair in pairs)
     return Table(
         title="Sharded by replicated step time: prediction beside measurement",
         head=(
@@ -55,9 +55,9 @@ def prediction_table(pairs: Sequence[Pair]) -> Table:
         ),
         rows=[
             (
-                pair.arm.strategy,
-                describe(pair.arm, varied),
-                str(pair.arm.grad_accum_steps),
+                pair.case.strategy,
+                describe(pair.case, varied),
+                str(pair.case.grad_accum_steps),
                 f"{pair.ratio.median:.2f}",
                 f"{pair.ratio.low:.2f} to {pair.ratio.high:.2f}",
                 _or_nothing(pair.predicted, "{:.2f}"),
@@ -74,7 +74,7 @@ def prediction_table(pairs: Sequence[Pair]) -> Table:
 
 def crossing_table(groups: Sequence[Sequence[Pair]]) -> Table:
     """Return where the modes meet on the axis of link rates, as measured and as predicted."""
-    fields = varied_fields(pair.arm for group in groups for pair in group)
+    fields = varied_fields(pair.case for group in groups for pair in group)
     varied = [name for name in fields if name != "link_mbit_per_s"]
     return Table(
         title="Link rate from which on sharded takes no longer than replicated",
@@ -84,9 +84,9 @@ def crossing_table(groups: Sequence[Sequence[Pair]]) -> Table:
         ),
         rows=[
             (
-                group[0].arm.strategy,
-                describe(group[0].arm, varied),
-                str(group[0].arm.grad_accum_steps),
+                group[0].case.strategy,
+                describe(group[0].case, varied),
+                str(group[0].case.grad_accum_steps),
                 *(
                     crossing(points, level).words
                     for level in (1, BREAK_EVEN)
@@ -124,15 +124,15 @@ def _line(profile: MachineProfile, kind: EngineKind) -> str:
     return f"{1e3 * curve.latency_s:.2f} ms, {rounded(bus / 1e6)} MB/s"
 
 
-def bytes_table(arms: Sequence[Measured]) -> Table:
+def bytes_table(cases: Sequence[Measured]) -> Table:
     """Return what was counted of each kind of collective, beside the formulas."""
-    varied = varied_fields(m.arm for m in arms)
+    varied = varied_fields(m.case for m in cases)
     return Table(
         title="MiB of payload per optimizer step and rank: counted (formula)",
         head=("strategy", "mode", "setting", "A", *KINDS, "gradients held", "as the formulas say"),
         rows=[
             (
-                *_name(measured.arm, varied),
+                *_name(measured.case, varied),
                 *(_counted(measured.records[0], kind) for kind in KINDS),
                 _beside(
                     measured.records[0].gradient_bytes_held,
@@ -140,7 +140,7 @@ def bytes_table(arms: Sequence[Measured]) -> Table:
                 ),
                 _yes_or_no(all(counts_agree(r) and gradients_agree(r) for r in measured.records)),
             )
-            for measured in arms
+            for measured in cases
         ],
         left=3,
     )
@@ -156,11 +156,11 @@ def _counted(record: Record, kind: str) -> str:
     return f"{counted / MIB:,.2f} ({formula})"
 
 
-def arms_table(arms: Sequence[Measured], predicted_s: Mapping[Arm, float]) -> Table:
-    """Return every arm with its times and its memory."""
-    varied = varied_fields(m.arm for m in arms)
+def cases_table(cases: Sequence[Measured], predicted_s: Mapping[Case, float]) -> Table:
+    """Return every case with its times and its memory."""
+    varied = varied_fields(m.case for m in cases)
     return Table(
-        title="Every arm that was measured: medians (lowest to highest repeat)",
+        title="Every case that was measured: medians (lowest to highest repeat)",
         head=(
             *("strategy", "mode", "setting", "A", "repeats", "step, ms", "predicted, ms"),
             *("tokens/s", "per rank", "MFU", "forward, ms", "backward, ms"),
@@ -168,12 +168,12 @@ def arms_table(arms: Sequence[Measured], predicted_s: Mapping[Arm, float]) -> Ta
         ),
         rows=[
             (
-                *_name(measured.arm, varied),
+                *_name(measured.case, varied),
                 str(len(measured.records)),
                 _spread(measured.step_s, scale=1e3, digits=1),
-                _or_nothing(predicted_s.get(measured.arm), "{:,.1f}", scale=1e3),
+                _or_nothing(predicted_s.get(measured.case), "{:,.1f}", scale=1e3),
                 _spread(measured.tokens_per_s, digits=0),
-                f"{measured.tokens_per_s.median / measured.arm.world_size:,.0f}",
+                f"{measured.tokens_per_s.median / measured.case.world_size:,.0f}",
                 _or_nothing(measured.records[0].mfu, "{:.1f} %", scale=100),
                 *_split(measured.records[0]),
                 _beside(
@@ -181,14 +181,14 @@ def arms_table(arms: Sequence[Measured], predicted_s: Mapping[Arm, float]) -> Ta
                     measured.records[0].estimated_peak_memory_bytes,
                 ),
             )
-            for measured in arms
+            for measured in cases
         ],
         left=3,
     )
 
 
-def _name(arm: Arm, varied: Iterable[str]) -> tuple[str, str, str, str]:
-    return arm.strategy, arm.accumulation, describe(arm, varied), str(arm.grad_accum_steps)
+def _name(case: Case, varied: Iterable[str]) -> tuple[str, str, str, str]:
+    return case.strategy, case.accumulation, describe(case, varied), str(case.grad_accum_steps)
 
 
 def _split(record: Record) -> list[str]:
@@ -202,12 +202,12 @@ def _split(record: Record) -> list[str]:
 def unmeasured_table(records: Sequence[Record]) -> Table:
     """Return what failed or was skipped, with the reason."""
     reasons = [(record, why_not_measured(record)) for record in records]
-    measured = {record.arm for record, why in reasons if why is None}
+    measured = {record.case for record, why in reasons if why is None}
     return Table(
         title="Not measured",
-        head=("arm", "repeat", "other repeats", "reason"),
+        head=("case", "repeat", "other repeats", "reason"),
         rows=[
-            (r.arm.label, str(r.repeat), "measured" if r.arm in measured else NOTHING, why)
+            (r.case.label, str(r.repeat), "measured" if r.case in measured else NOTHING, why)
             for r, why in reasons
             if why is not None
         ],

@@ -1,4 +1,4 @@
-"""An arm's engine and data on one rank, and the steps that are timed."""
+"""A case's engine and data on one rank, and the steps that are timed."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.batches import build_batches, on_device
-from benchmarks.record import Arm
+from benchmarks.record import Case
 from benchmarks.reference import SEED
 from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
@@ -26,7 +26,7 @@ LR = 1e-4
 GRAD_CLIP = 1.0
 
 
-class ArmTrainer:
+class CaseTrainer:
     """Trains with the toolkit's own step, from random tokens drawn once or from real data.
 
     `start_process_group` must have run.
@@ -36,15 +36,15 @@ class ArmTrainer:
         UntrustedError: shards are damaged.
     """
 
-    def __init__(self, arm: Arm, launched: Launched, *, shards: Sequence[str]) -> None:
-        self.arm = arm
+    def __init__(self, case: Case, launched: Launched, *, shards: Sequence[str]) -> None:
+        self.case = case
         self.launched = launched
-        self.engine = build_arm_engine(arm, launched)
+        self.engine = build_case_engine(case, launched)
         self.batches = build_batches(
-            arm, micro_batch_size=arm.micro_batch_size, rank=launched.rank, shards=shards
+            case, micro_batch_size=case.micro_batch_size, rank=launched.rank, shards=shards
         )
         self.steps_done = 0
-        self.drawn = self._read() if arm.data == "synthetic" else None
+        self.drawn = self._read() if case.data == "synthetic" else None
 
     def step(self) -> StepResult:
         """Update once; on real data reading it is part of a step, as in a run."""
@@ -85,7 +85,7 @@ class ArmTrainer:
             torch.cuda.synchronize(self.engine.device)
 
 
-def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
+def build_case_engine(case: Case, launched: Launched) -> Engine:
     """Build the model from the reference's seed, and the launched engine around it.
 
     Raises:
@@ -93,19 +93,19 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
     """
     from accelerate import PartialState
 
-    if arm.compile:
+    if case.compile:
         check_compiler()
     torch.manual_seed(SEED)
-    sizes = arm.model.model_sizes()
-    model = GPT2(sizes, activation_checkpointing=arm.activation_checkpointing, loss=arm.loss)
-    if arm.compile:
+    sizes = case.model
+    model = GPT2(sizes, activation_checkpointing=case.activation_checkpointing, loss=case.loss)
+    if case.compile:
         model.compile_blocks()
     model.to(PartialState().device)
-    optimizer = OptimizerConfig.model_validate({"name": arm.optimizer, "lr": LR})
+    optimizer = OptimizerConfig.model_validate({"name": case.optimizer, "lr": LR})
     plan = plan_batch(
-        tokens_per_step=arm.tokens_per_step,
-        seq_len=arm.seq_len,
-        micro_batch_size=arm.micro_batch_size,
+        tokens_per_step=case.tokens_per_step,
+        seq_len=case.seq_len,
+        micro_batch_size=case.micro_batch_size,
         world_size=launched.world_size,
     )
     engine = build_engine(
@@ -113,9 +113,9 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
         build_optimizer(model, optimizer),
         launched=launched,
         plan=plan,
-        accumulation=arm.accumulation,
-        precision=arm.precision,
+        accumulation=case.accumulation,
+        precision=case.precision,
         grad_clip=GRAD_CLIP,
     )
-    check_effective(engine, precision=arm.precision, tied=TIED)
+    check_effective(engine, precision=case.precision, tied=TIED)
     return engine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import arm
+from benchmarks.memory import rank
 from benchmarks.memory.configurations import Configuration
 from toolkit.launch.processes import launch
 
@@ -35,7 +35,7 @@ def measure_group(
         launch(
             strategy,
             world_size,
-            [arm.__file__, str(order_file)],
+            [rank.__file__, str(order_file)],
             timeout_s=600.0,
         )
         measured: list[dict[str, Any]] = json.loads(results.read_text())

@@ -7,14 +7,14 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.overhead import STRATEGIES, WORKLOADS, comparisons, problems_of
-from benchmarks.overhead_arms import driver
-from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare
-from benchmarks.overhead_arms.driver import Arm, Measured, arms_of, reason_not_to_run
-from benchmarks.overhead_arms.order import Order, read_order, write_order
-from benchmarks.overhead_arms.toolkit_loop import run_file
-from benchmarks.overhead_arms.turns import Turn
-from benchmarks.overhead_arms.workload import LR, build_adamw, build_model
+from benchmarks.overhead import driver
+from benchmarks.overhead.__main__ import STRATEGIES, WORKLOADS, comparisons, problems_of
+from benchmarks.overhead.compared import LOSS_TOLERANCE, compare
+from benchmarks.overhead.driver import Case, Measured, cases_of, reason_not_to_run
+from benchmarks.overhead.order import Order, read_order, write_order
+from benchmarks.overhead.toolkit_loop import run_file
+from benchmarks.overhead.turns import Turn
+from benchmarks.overhead.workload import LR, build_adamw, build_model
 from toolkit.config import load_run_config
 from toolkit.engines.strategies import Strategy
 from toolkit.training.batches import build_batches, plan_run
@@ -37,13 +37,13 @@ def test_rounds_are_compared_one_by_one_and_their_median_counts() -> None:
 
 
 def measured(loop: str, loss: float = 5.0) -> Measured:
-    return Measured(Arm(loop, "ddp"), turns(0.1, 0.1, loss=loss))
+    return Measured(Case(loop, "ddp"), turns(0.1, 0.1, loss=loss))
 
 
 def test_the_toolkit_is_compared_with_all_that_ran() -> None:
-    absent = Measured(Arm("fabric", "ddp"), not_run="lightning is not installed")
+    absent = Measured(Case("fabric", "ddp"), not_run="lightning is not installed")
     found = [measured("plain"), measured("toolkit"), measured("trainer"), absent]
-    assert [(c["arm"], c["against"]) for c in comparisons(found)] == [
+    assert [(c["case"], c["against"]) for c in comparisons(found)] == [
         ("toolkit ddp", "plain ddp"),
         ("toolkit ddp", "trainer ddp"),
     ]
@@ -56,15 +56,15 @@ def test_another_loss_is_a_problem(loss: float) -> None:
     assert problem.startswith("fabric ddp: its loss is ")
 
 
-def test_an_arm_that_failed_is_a_problem_and_one_that_cannot_run_is_none() -> None:
-    failed = Measured(Arm("toolkit", "ddp"), not_run="failed: its processes ended: out of luck")
-    absent = Measured(Arm("trainer", "fsdp2"), not_run=reason_not_to_run(Arm("trainer", "fsdp2")))
+def test_an_case_that_failed_is_a_problem_and_one_that_cannot_run_is_none() -> None:
+    failed = Measured(Case("toolkit", "ddp"), not_run="failed: its processes ended: out of luck")
+    absent = Measured(Case("trainer", "fsdp2"), not_run=reason_not_to_run(Case("trainer", "fsdp2")))
     assert problems_of([measured("plain"), failed, absent]) == [f"toolkit ddp: {failed.not_run}"]
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "find_spec", lambda package: None)
-    reasons = {arm.loop: reason_not_to_run(arm) for arm in arms_of("ddp")}
+    reasons = {case.loop: reason_not_to_run(case) for case in cases_of("ddp")}
     assert reasons == {
         "plain": None,
         "toolkit": None,
@@ -133,10 +133,10 @@ def test_a_tenth_more_learning_rate_is_beyond_the_tolerance(tmp_path: Path) -> N
 @pytest.mark.distributed
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_all_loops_learn_the_same(strategy: Strategy) -> None:
-    found = driver.measure(arms_of(strategy), replace(TINY, turns=3, steps_per_turn=6))
+    found = driver.measure(cases_of(strategy), replace(TINY, turns=3, steps_per_turn=6))
     assert problems_of(found) == []
     assert all(len(one.turns) == 2 for one in found if not one.not_run)
-    assert {one.arm.name for one in found if one.turns} >= {
+    assert {one.case.name for one in found if one.turns} >= {
         f"plain {strategy}",
         f"toolkit {strategy}",
         f"toolkit {strategy} chunked",

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.overhead_arms.order import Order, main, own_device
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, build_adamw, build_model
+from benchmarks.overhead.order import Order, main, own_device
+from benchmarks.overhead.turns import Turns
+from benchmarks.overhead.workload import GRAD_CLIP, build_adamw, build_model
 from toolkit.batching import plan_batch
 
 Sync = Callable[[bool], AbstractContextManager[Any]]

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import yaml
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, SEED
+from benchmarks.overhead.order import Order, main
+from benchmarks.overhead.turns import Turns
+from benchmarks.overhead.workload import GRAD_CLIP, LR, SEED
 from toolkit.training import worker
 from toolkit.training.loop import Loop
 
@@ -37,7 +37,7 @@ def run_file(order: Order) -> dict[str, Any]:
             "tokens_per_step": workload.tokens_per_step,
             "micro_batch_size": workload.micro_batch_size,
         },
-        # DeepSpeed's own way to accumulate, as in the arm without the toolkit.
+        # DeepSpeed's own way to accumulate, as in the case without the toolkit.
         "accumulation": "sharded" if order.strategy == "zero2" else "replicated",
         "seed": SEED,
         "output_dir": str(order.folder),

@@ -1,4 +1,4 @@
-"""Turns of two arms beside each other. Pure arithmetic.
+"""Turns of two cases beside each other. Pure arithmetic.
 
 Only turns of one round are compared, which lie seconds apart; the median and the quartiles are over
 rounds.
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, quantiles
 
-from benchmarks.overhead_arms.turns import Turn
+from benchmarks.overhead.turns import Turn
 
 LOSS_TOLERANCE = 1e-4
-"""Relative, of the mean loss of a turn. Rounding alone takes arms some 1e-6 apart in a hundred
+"""Relative, of the mean loss of a turn. Rounding alone takes cases some 1e-6 apart in a hundred
 steps; a learning rate that is a tenth too high takes them above 1e-3."""
 
 
@@ -32,7 +32,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against another.
+    """One case against another.
 
     Attributes:
         speed: its tokens/s as a multiple of the other's.
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def compare(turns: Sequence[Turn], others: Sequence[Turn]) -> Comparison:
-    """Compare an arm with another, round by round; both took the same number of tokens a step."""
+    """Compare a case with another, round by round; both took the same number of tokens a step."""
     rounds = list(zip(turns, others, strict=True))
     return Comparison(
         speed=spread(mean(other.step_s) / mean(own.step_s) for own, other in rounds),
@@ -59,5 +59,5 @@ def compare(turns: Sequence[Turn], others: Sequence[Turn]) -> Comparison:
 
 
 def largest_difference(turns: Sequence[Turn], others: Sequence[Turn]) -> float:
-    """Return the largest relative difference of two arms' losses in one round."""
+    """Return the largest relative difference of two cases' losses in one round."""
     return max(abs(own.loss / other.loss - 1) for own, other in zip(turns, others, strict=True))

@@ -1,4 +1,4 @@
-"""One launched process of an arm: build it, then do what the driver asks for.
+"""One launched process of a case: build it, then do what the driver asks for.
 
 Started by `accelerate launch` with a shipped launch file, like any run. Each process connects to
 the driver and waits, blocked in a read, so that a group that is not being measured takes no
@@ -19,8 +19,8 @@ import torch.distributed as dist
 from pydantic import BaseModel
 
 from benchmarks.proof import first_step, prove
-from benchmarks.record import Arm
-from benchmarks.trainer import ArmTrainer
+from benchmarks.record import Case
+from benchmarks.trainer import CaseTrainer
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import lift_time_limits, start_process_group
 from toolkit.errors import ToolkitError
@@ -32,14 +32,14 @@ class Order(BaseModel):
     """What a process is to do.
 
     Attributes:
-        shards: prepared data, where the arm trains on real data.
+        shards: prepared data, where the case trains on real data.
         warm_up_steps: before each repeat.
         split_steps: instrumented ones.
         timeout_s: of a collective.
         address: the driver's socket.
     """
 
-    arm: Arm
+    case: Case
     shards: list[str]
     warm_up_steps: int
     split_steps: int
@@ -55,8 +55,8 @@ def serve(order: Order, driver: Connection) -> None:
     launched = read_launch(os.environ)
     device = start_process_group(launched, timeout=timedelta(seconds=order.timeout_s))
     lift_time_limits()  # the driver ends it all after as long
-    first = first_step(order.arm, launched, device, shards=order.shards)
-    trainer = ArmTrainer(order.arm, launched, shards=order.shards)
+    first = first_step(order.case, launched, device, shards=order.shards)
+    trainer = CaseTrainer(order.case, launched, shards=order.shards)
     driver.send((None, launched.rank))
     while (command := driver.recv()) is not None:
         name, arguments = command

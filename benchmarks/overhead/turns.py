@@ -1,6 +1,6 @@
-"""Arms take turns on the same cores: all are started once, and all but one wait.
+"""Cases take turns on the same cores: all are started once, and all but one wait.
 
-The driver keeps a key-value store; waiting for a key costs an arm nothing.
+The driver keeps a key-value store; waiting for a key costs a case nothing.
 """
 
 import json
@@ -18,7 +18,7 @@ _LONGEST_WAIT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Turn:
-    """What an arm did in one turn.
+    """What a case did in one turn.
 
     Attributes:
         step_s: seconds of each timed step.
@@ -33,17 +33,17 @@ class Turn:
 
 
 class Turns:
-    """An arm's side, on every rank; `before_step` stands at the top of the loop.
+    """A case's side, on every rank; `before_step` stands at the top of the loop.
 
     Args:
         port: of the driver's store on this machine.
-        arm: its name.
+        case: its name.
         steps_per_turn: the first of them is not timed: it finds the caches cold.
     """
 
-    def __init__(self, *, port: int, arm: str, steps_per_turn: int) -> None:
+    def __init__(self, *, port: int, case: str, steps_per_turn: int) -> None:
         self.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_LONGEST_WAIT)
-        self.arm = arm
+        self.case = case
         self.steps_per_turn = steps_per_turn
         self._losses: list[float] = []
         self._clock: list[float] = []
@@ -79,12 +79,12 @@ class Turns:
             loss=sum(self._losses) / len(self._losses),
         )
         if dist.get_rank() == 0:
-            self.store.set(_done(self.arm, turn), json.dumps(asdict(found)))
+            self.store.set(_done(self.case, turn), json.dumps(asdict(found)))
         self._losses.clear()
         self._clock.clear()
 
     def _wait(self, turn: int) -> None:
-        key = _go(self.arm, turn)
+        key = _go(self.case, turn)
         self.store.wait([key], _LONGEST_WAIT)
         if self.store.get(key) != b"go":
             sys.exit(0)
@@ -99,33 +99,33 @@ class Conductor:
 
     @property
     def port(self) -> int:
-        """Where arms find the store."""
+        """Where cases find the store."""
         return self.store.port
 
-    def go(self, arm: str, turn: int) -> None:
-        """Let an arm have its turn."""
-        self.store.set(_go(arm, turn), "go")
+    def go(self, case: str, turn: int) -> None:
+        """Let a case have its turn."""
+        self.store.set(_go(case, turn), "go")
 
-    def stop(self, arm: str, turn: int) -> None:
-        """Let an arm end instead of having this turn."""
-        self.store.set(_go(arm, turn), "stop")
+    def stop(self, case: str, turn: int) -> None:
+        """Let a case end instead of having this turn."""
+        self.store.set(_go(case, turn), "stop")
 
-    def result(self, arm: str, turn: int) -> Turn | None:
-        """Return what an arm did in its turn, or None as long as it is not over."""
-        key = _done(arm, turn)
+    def result(self, case: str, turn: int) -> Turn | None:
+        """Return what a case did in its turn, or None as long as it is not over."""
+        key = _done(case, turn)
         return Turn(**json.loads(self.store.get(key))) if self.store.check([key]) else None
 
 
-def _go(arm: str, turn: int) -> str:
-    return f"{arm}/{turn}/go"
+def _go(case: str, turn: int) -> str:
+    return f"{case}/{turn}/go"
 
 
-def _done(arm: str, turn: int) -> str:
-    return f"{arm}/{turn}/done"
+def _done(case: str, turn: int) -> str:
+    return f"{case}/{turn}/done"
 
 
 def _synchronise() -> None:
-    """Wait for all ranks of the arm, and for what a GPU still has to do."""
+    """Wait for all ranks of the case, and for what a GPU still has to do."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     dist.barrier()

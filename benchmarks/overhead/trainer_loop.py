@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, build_model, read_tokens
+from benchmarks.overhead.order import Order, main
+from benchmarks.overhead.turns import Turns
+from benchmarks.overhead.workload import GRAD_CLIP, LR, build_model, read_tokens
 
 
 class WithLoss(nn.Module):
@@ -43,7 +43,7 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
 
 
 class TakingTurns(TrainerCallback):
-    """Waits for the arm's turns and reports the loss."""
+    """Waits for the case's turns and reports the loss."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns

@@ -7,9 +7,9 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, build_adamw, build_model
+from benchmarks.overhead.order import Order, main
+from benchmarks.overhead.turns import Turns
+from benchmarks.overhead.workload import GRAD_CLIP, build_adamw, build_model
 
 
 def shard(model: Any, mesh: Any) -> Any:

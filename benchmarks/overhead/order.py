@@ -1,4 +1,4 @@
-"""What an arm is started with, the same on all its ranks."""
+"""What a case is started with, the same on all its ranks."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import Loss, Workload
+from benchmarks.overhead.turns import Turns
+from benchmarks.overhead.workload import Loss, Workload
 from toolkit.engines.strategies import Strategy
 from toolkit.launch.ownership import follow
 
@@ -20,11 +20,11 @@ Train = Callable[["Order", Turns], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One arm's orders.
+    """One case's orders.
 
     Attributes:
         data: folder of the token shard.
-        folder: for what the arm writes.
+        folder: for what the case writes.
         port: of the driver's store.
     """
 
@@ -51,7 +51,7 @@ def own_device() -> torch.device:
 
 
 def write_order(order: Order) -> Path:
-    """Leave an order for its arm in the arm's folder; return the file."""
+    """Leave an order for its case in the case's folder; return the file."""
     file = order.folder / "order.json"
     file.write_text(json.dumps(asdict(order), default=str))
     return file
@@ -71,4 +71,4 @@ def main(train: Train) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(own_device())
     steps_per_turn = order.workload.steps_per_turn
-    train(order, Turns(port=order.port, arm=order.name, steps_per_turn=steps_per_turn))
+    train(order, Turns(port=order.port, case=order.name, steps_per_turn=steps_per_turn))
