@@ -1,9 +1,9 @@
 """What a sweep goes through: lists of values whose combinations are its cases."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,10 @@ SWEEPS = Path(__file__).with_name("sweeps")
 
 Rate = Annotated[float, Field(ge=LEAST_MBIT_PER_S, le=MOST_MBIT_PER_S, allow_inf_nan=False)]
 Some = Field(min_length=1)
+
+
+def _usually(*values: Any) -> Any:
+    return Field(values, min_length=1)
 
 
 def _check_model(text: str) -> str:
@@ -53,60 +57,45 @@ class Axes(_Section):
     """
 
     strategies: tuple[Strategy, ...] = Some
-    accumulations: tuple[Accumulation, ...] = Field(("replicated", "sharded"), min_length=1)
+    accumulations: tuple[Accumulation, ...] = _usually("replicated", "sharded")
     grad_accum_steps: tuple[Count, ...] = Some
     micro_batch_sizes: tuple[Count, ...] = Some
-    seq_lens: tuple[Count | None, ...] = Field((None,), min_length=1)
+    seq_lens: tuple[Count | None, ...] = _usually(None)
     world_sizes: tuple[Count, ...] = Some
     models: tuple[Annotated[str, AfterValidator(_check_model)], ...] = Some
-    precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
-    losses: tuple[Literal["plain", "chunked"], ...] = Field(("plain",), min_length=1)
-    activation_checkpointing: tuple[bool, ...] = Field((False,), min_length=1)
-    compile: tuple[bool, ...] = Field((False,), min_length=1)
-    data: tuple[Literal["synthetic", "real"], ...] = Field(("synthetic",), min_length=1)
-    links_mbit_per_s: tuple[Rate | None, ...] = Field((None,), min_length=1)
+    precisions: tuple[Precision, ...] = _usually("fp32")
+    losses: tuple[Literal["plain", "chunked"], ...] = _usually("plain")
+    activation_checkpointing: tuple[bool, ...] = _usually(False)
+    compile: tuple[bool, ...] = _usually(False)
+    data: tuple[Literal["synthetic", "real"], ...] = _usually("synthetic")
+    links_mbit_per_s: tuple[Rate | None, ...] = _usually(None)
 
-    def cases(self) -> Iterator[Case]:
+    def combinations(self) -> Iterator[Case]:
         """Yield the cases; those that are compared with each other, strategies and modes, in a row.
 
         Raises:
             UsageError: a sequence is longer than the model's block_size.
         """
-        for link, world_size, model, precision, loss, checkpointing, compiled, data in product(
-            self.links_mbit_per_s,
-            self.world_sizes,
-            self.models,
-            self.precisions,
-            self.losses,
-            self.activation_checkpointing,
-            self.compile,
-            self.data,
-        ):
-            sizes = model_sizes(model)
-            for seq_len, micro_batch_size, grad_accum_steps, strategy, accumulation in product(
-                self.seq_lens,
-                self.micro_batch_sizes,
-                self.grad_accum_steps,
-                self.strategies,
-                self.accumulations,
-            ):
-                if not is_possible(strategy, accumulation, world_size):
-                    continue
-                yield Case(
-                    strategy=strategy,
-                    accumulation=accumulation,
-                    grad_accum_steps=grad_accum_steps,
-                    micro_batch_size=micro_batch_size,
-                    seq_len=_seq_len(seq_len, sizes),
-                    world_size=world_size,
-                    precision=precision,
-                    model=sizes,
-                    loss=loss,
-                    activation_checkpointing=checkpointing,
-                    compile=compiled,
-                    data=data,
-                    link_mbit_per_s=link,
-                )
+        # From the one that changes least often to the one that changes most often.
+        fields: dict[str, Sequence[Any]] = {
+            "link_mbit_per_s": self.links_mbit_per_s,
+            "world_size": self.world_sizes,
+            "model": [model_sizes(model) for model in self.models],
+            "precision": self.precisions,
+            "loss": self.losses,
+            "activation_checkpointing": self.activation_checkpointing,
+            "compile": self.compile,
+            "data": self.data,
+            "seq_len": self.seq_lens,
+            "micro_batch_size": self.micro_batch_sizes,
+            "grad_accum_steps": self.grad_accum_steps,
+            "strategy": self.strategies,
+            "accumulation": self.accumulations,
+        }
+        for values in product(*fields.values()):
+            chosen = dict(zip(fields, values, strict=True))
+            if is_possible(chosen["strategy"], chosen["accumulation"], chosen["world_size"]):
+                yield Case(**{**chosen, "seq_len": _seq_len(chosen["seq_len"], chosen["model"])})
 
 
 def _seq_len(asked: int | None, sizes: ModelSizes) -> int:
@@ -158,7 +147,7 @@ class Sweep(_Section):
         Raises:
             UsageError: nothing is possible, or real data is asked for and none is named.
         """
-        cases = list(dict.fromkeys(case for axes in self.cases for case in axes.cases()))
+        cases = list(dict.fromkeys(case for axes in self.cases for case in axes.combinations()))
         if not cases:
             modes = f"{REPLICAS} replica groups of hybrid sharding need 4 ranks, single has one"
             raise UsageError(f"no strategy has these modes on so many ranks ({modes})")
@@ -177,10 +166,19 @@ def load_sweep(name: str) -> tuple[str, Sweep]:
     path = ready_made.get(name, Path(name))
     if path.suffix != ".yaml":
         raise UsageError(f"no sweep '{name}'; there are {', '.join(ready_made)}, or FILE.yaml")
+    return path.stem, read_sweep(load_yaml_mapping(path), str(path))
+
+
+def read_sweep(fields: Mapping[str, Any], source: str) -> Sweep:
+    """Return a sweep from its fields as they were written.
+
+    Raises:
+        UsageError: one line for each problem, which names the source.
+    """
     try:
-        return path.stem, Sweep.model_validate(load_yaml_mapping(path))
+        return Sweep.model_validate(fields)
     except ValidationError as error:
-        raise UsageError("\n".join(describe_problems(error, _KEYS, lambda _: str(path)))) from None
+        raise UsageError("\n".join(describe_problems(error, _KEYS, lambda _: source))) from None
 
 
 _KEYS = [*dotted_keys(Sweep), *dotted_keys(Axes)]

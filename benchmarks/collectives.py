@@ -39,8 +39,9 @@ from benchmarks.machine_profile import (
 )
 from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
-from benchmarks.sweep import run_app
+from benchmarks.sweep import exit_code_of
 from toolkit.errors import UsageError
+from toolkit.home import expand_words
 from toolkit.launch.processes import processes
 
 TIMEOUT_S = 600.0
@@ -195,4 +196,4 @@ def main(
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    run_app(app)
+    sys.exit(exit_code_of(lambda: app(expand_words(sys.argv[1:]))))

@@ -7,15 +7,19 @@ Reads `records.jsonl` of the folder and, for predictions, `profile*.json`, one f
 import argparse
 import csv
 import sys
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment as Templates
+from jinja2 import FileSystemLoader
+
 from benchmarks.charts import bytes_chart, memory_chart, prediction_chart, speed_chart
 from benchmarks.comparison import over_links, pairs_of
-from benchmarks.figures import write_png
+from benchmarks.figures import colour_variables, svgs_of, write_png
 from benchmarks.findings import findings
 from benchmarks.link_charts import ratio_chart, time_chart
 from benchmarks.machine_profile import MachineProfile, read_profile
@@ -25,11 +29,11 @@ from benchmarks.measured import (
     grouped,
     measured_cases,
     step_seconds,
+    subject,
     why_not_measured,
 )
-from benchmarks.page import page
 from benchmarks.prediction import compute_of, predict_step
-from benchmarks.record import RECORDS, Case, Environment, Record, read_records
+from benchmarks.record import RECORDS, Case, Environment, Record, Split, read_records
 from benchmarks.tables import (
     bytes_table,
     cases_table,
@@ -40,6 +44,9 @@ from benchmarks.tables import (
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.home import expand_words
+
+# Whatever a later change might load from elsewhere, browsers refuse, and report on their console.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +91,10 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
     predicted_s = _predicted(cases, profiles)
     pairs = pairs_of(cases, predicted_s)
     linked = over_links(pairs)
-    hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
+    environments = _environments(records)
+    hardware = "; ".join(dict.fromkeys(map(_hardware, environments)))
+    model = subject([m.case for m in cases])
+    subtitle = f"GPT-2, {model}; measured on {hardware}" if model else f"Measured on {hardware}"
     charts = [
         speed_chart(cases),
         time_chart(linked, predicted_s),
@@ -93,30 +103,35 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
         memory_chart(cases),
         prediction_chart(pairs),
     ]
+    charts = [chart for chart in charts if chart.panels]
     for chart in charts:
-        if chart.panels:
-            write_png(chart, out / f"{chart.name}.png", footer=f"Measured on {hardware}")
+        write_png(chart, out / f"{chart.name}.png", subtitle=subtitle)
     _write_csv(out / "records.csv", records, predicted_s)
-    attached = [folder / RECORDS, out / "records.csv", *profile_files]
-    html = page(
+    tables = [
+        crossing_table(linked),
+        prediction_table(pairs),
+        profile_table(profiles),
+        bytes_table(cases),
+        cases_table(cases, predicted_s),
+        unmeasured_table(records),
+    ]
+    templates = Templates(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    )
+    html = templates.get_template("report.html.j2").render(
+        policy=POLICY,
+        light=colour_variables(),
+        dark=colour_variables(dark=True),
         title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
+        subtitle=subtitle,
         findings=findings(records, cases, pairs),
         charts=charts,
-        hardware=hardware,
-        tables=[
-            crossing_table(linked),
-            prediction_table(pairs),
-            profile_table(profiles),
-            bytes_table(cases),
-            cases_table(cases, predicted_s),
-            unmeasured_table(records),
-        ],
-        method=[
-            *map(_machine, _environments(records)),
-            *_MEASURED,
-            *(_PREDICTED if predicted_s else ()),
-        ],
-        attached={path.name: path.read_bytes() for path in attached},
+        svgs_of=svgs_of,
+        tables=tables,
+        machines=map(_machine, environments),
+        is_predicted=bool(predicted_s),
+        attached=[folder / RECORDS, out / "records.csv", *profile_files],
+        b64encode=b64encode,
     )
     (out / "report.html").write_text(html)
 
@@ -173,7 +188,7 @@ def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Case,
 def _row(record: Record, predicted_s: Mapping[Case, float]) -> dict[str, Any]:
     measured = why_not_measured(record) is None
     case = record.case.model_dump(exclude={"model"})
-    traffic, split = record.collectives or {}, record.split
+    traffic = record.collectives or {}
     return {
         "sweep": record.sweep,
         **case,
@@ -187,32 +202,9 @@ def _row(record: Record, predicted_s: Mapping[Case, float]) -> dict[str, Any]:
         "gradient_bytes_held": record.gradient_bytes_held,
         "peak_memory_bytes": record.peak_memory_bytes,
         "estimated_peak_memory_bytes": record.estimated_peak_memory_bytes,
-        "forward_s": split and split.forward_s,
-        "backward_s": split and split.backward_s,
-        "communication_s": split and split.communication_s,
-        "optimizer_s": split and split.optimizer_s,
+        **{name: getattr(record.split, name, None) for name in Split.model_fields},
         "not_measured": why_not_measured(record),
     }
-
-
-_MEASURED = (
-    "Every case has processes of its own and runs the toolkit's training step. Its first step has "
-    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the case counts as "
-    "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
-    "are interleaved with the other cases'. A repeat counts with the median of its steps, a case "
-    "with the median of its repeats. Ratios are taken repeat by repeat.",
-    "Collectives, bytes and gradients held are counted in the running program. Forward, backward, "
-    "exposed communication and optimizer come from other steps than the timed ones. MFU is given "
-    "where the device's peak is known. Peak memory in brackets is the toolkit's estimate.",
-    "A stands for the micro-steps of one optimizer step. With A = 1 both modes are the same "
-    "program, so ratios begin above it.",
-)
-_PREDICTED = (
-    "Predictions know no step time. What a case computes is taken from the split of the case of its "
-    "strategy with replicated accumulation on the fastest link, what it communicates from the byte "
-    "formulas, how long that takes from collectives measured by themselves over the same link, and "
-    "what overlaps from the order in which the engine works.",
-)
 
 
 if __name__ == "__main__":

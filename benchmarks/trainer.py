@@ -46,9 +46,9 @@ class CaseTrainer:
         self.steps_done = 0
         self.drawn = self._read() if case.data == "synthetic" else None
 
-    def step(self) -> StepResult:
+    def step(self, engine: Engine | None = None) -> StepResult:
         """Update once; on real data reading it is part of a step, as in a run."""
-        return train_step(self.engine, self.drawn or self._read(), lr=LR)
+        return train_step(engine or self.engine, self.drawn or self._read(), lr=LR)
 
     def _read(self) -> list[MicroBatch]:
         batches = self.batches.micro_batches(self.steps_done)

@@ -12,7 +12,6 @@ from benchmarks.figures import (
     GREY,
     INK,
     PAPER,
-    apart,
 )
 from benchmarks.measured import Measured, counts_agree, gradients_agree, measured_cases
 from benchmarks.record import Case, Record, Traffic
@@ -120,14 +119,6 @@ def test_a_count_that_is_not_the_formulas_is_seen() -> None:
 
 def _with(of: Record, **changes: object) -> Record:
     return of.model_copy(update=changes)
-
-
-def test_labels_that_touch_are_moved_apart() -> None:
-    assert apart([0.9, 0.1, 0.5], gap=0.1) == [0.9, 0.1, 0.5]
-    assert apart([0.5, 0.5], gap=0.1) == pytest.approx([0.45, 0.55])
-    assert apart([0.98, 0.98], gap=0.1) == pytest.approx([0.9, 1.0])
-    assert apart([0.0, 0.5, 0.0], gap=0.9) == pytest.approx([0.0, 1.0, 0.5])
-    assert apart([], gap=0.1) == []
 
 
 @pytest.mark.parametrize(

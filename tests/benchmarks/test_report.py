@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.page import POLICY
 from benchmarks.record import append_record
-from benchmarks.report import main
+from benchmarks.report import POLICY, main
 from tests.benchmarks.plausible import case, profile, record, unmeasured
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

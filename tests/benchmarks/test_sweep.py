@@ -9,15 +9,14 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks import run as run_module
+from benchmarks import run
 from benchmarks import sweep as sweep_module
 from benchmarks.axes import Sweep
 from benchmarks.driver import Driver
-from benchmarks.progress import TimeLeft, describe
+from benchmarks.progress import describe, show
 from benchmarks.record import RECORDS, Case, Record, read_records
-from benchmarks.sweep import carry_out, missing_repeats
+from benchmarks.sweep import measure_missing, missing_repeats
 from tests.benchmarks.cases import case, record
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import sole_user
@@ -69,31 +68,31 @@ def test_a_sweep_that_broke_off_goes_on_with_what_is_missing(
     too_large = axes(grad_accum_steps=[1], micro_batch_sizes=[10**9])
     sweep = Sweep.model_validate({"repeats": 2, "cases": [axes(), too_large]})
     with pytest.raises(KeyboardInterrupt):
-        carry_out("mine", sweep, tmp_path)
-    carry_out("mine", sweep, tmp_path)
+        measure_missing("mine", sweep, tmp_path)
+    measure_missing("mine", sweep, tmp_path)
     assert calls == [{1: [0, 1], 2: [0, 1], 4: [0, 1]}, {2: [1], 4: [0, 1]}]
     records = read_records(tmp_path)
     assert sum(one.skipped is not None for one in records) == 1
     assert len({(one.case, one.repeat) for one in records}) == len(records) == 7
-    carry_out("mine", sweep, tmp_path)
+    measure_missing("mine", sweep, tmp_path)
     assert len(calls) == 2
 
 
 def test_a_folder_is_one_sweep_s_at_a_time(tmp_path: Path) -> None:
     sweep = Sweep.model_validate({"cases": [axes()]})
     with sole_user(tmp_path), pytest.raises(UsageError, match="choose another folder"):
-        carry_out("mine", sweep, tmp_path)
+        measure_missing("mine", sweep, tmp_path)
 
 
-def test_the_time_left_is_that_of_like_cases() -> None:
+def test_a_case_s_work_is_its_micro_steps(capsys: pytest.CaptureFixture[str]) -> None:
     few, many = case(grad_accum_steps=1), case(grad_accum_steps=16)
-    left = TimeLeft({few: 2, many: 2})
-    left.count(record(few), 10.0)
-    assert left.seconds() == 10.0 + 2 * 10.0
-    left.count(record(many), 100.0)
-    assert left.seconds() == 10.0 + 100.0
-    left.count(record(many, error="it crashed"), 100.0)
-    assert left.seconds() == 10.0
+    repeats = {few: 2, many: 2}
+    records = [record(few, repeat=n, step_s=[0.1], tokens_per_s=1.0) for n in range(2)]
+    records.append(record(many, error="it crashed"))
+    assert list(show(records, repeats)) == records
+    last = capsys.readouterr().out.splitlines()
+    assert "left" in last[1]
+    assert any("it crashed | 0.0 min left" in line for line in last)
 
 
 def test_a_line_says_how_an_case_fared() -> None:
@@ -104,27 +103,28 @@ def test_a_line_says_how_an_case_fared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
-        ("--links", "100,99999999999", "a link's rate must be 0.01 to 100,000 Mbit/s, got 1e+11"),
-        ("--timeout", "0", "--timeout must be a number of seconds above 0, got 0"),
-        ("--timeout", "nan", "--timeout must be a number of seconds above 0, got nan"),
+        ("--links", "100,99999999999", r"links_mbit_per_s\[1\] must be at most 100000, got"),
+        ("--timeout", "0", "timeout_s must be above 0, got"),
+        ("--timeout", "nan", "timeout_s must be a finite number"),
+        ("--steps", "many", r"steps: Input should be a valid integer"),
+        ("--strategies", "ddp,zero9", r"strategies\[1\] must be 'single', 'ddp'"),
     ],
 )
-def test_a_wrong_number_is_refused_before_anything_is_made(
-    tmp_path: Path, option: str, value: str, said: str
+def test_a_wrong_value_is_refused_before_anything_is_made(
+    tmp_path: Path, option: str, value: str, message: str
 ) -> None:
-    given = ["--out", str(tmp_path / "new"), option, value]
-    refused = CliRunner().invoke(run_module.app, given).exception
-    assert isinstance(refused, UsageError)
-    assert said in str(refused)
+    with pytest.raises(UsageError, match=f"the command line: .*{message}"):
+        run.main(["--out", str(tmp_path / "new"), option, value])
     assert not (tmp_path / "new").exists()
 
 
-def test_commands_explain_themselves() -> None:
-    shown = CliRunner().invoke(sweep_module.app, ["--help"])
-    assert shown.exit_code == 0
-    assert "cpu-quick" in shown.output
+@pytest.mark.parametrize("command", [sweep_module.main, run.main])
+def test_commands_explain_themselves(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command(["--help"])
+    assert "--retry-failed" in capsys.readouterr().out
 
 
 @pytest.mark.long
