@@ -200,8 +200,8 @@ def prediction_chart(pairs: Sequence[Pair]) -> Chart:
 def _predictions(axes: Axes, pairs: Sequence[Pair]) -> None:
     found = [value for p in pairs for value in (p.ratio.median, p.predicted or 1)]
     limits = (0.9 * min(found), 1.1 * max(found))
-    band = [[edge * factor for edge in limits] for factor in (1 / BREAK_EVEN, BREAK_EVEN)]
-    axes.fill_between(limits, *band, color=RULE, lw=0)
+    below, above = ([edge * by for edge in limits] for by in (1 / BREAK_EVEN, BREAK_EVEN))
+    axes.fill_between(limits, below, above, color=RULE, lw=0)
     for own in grouped(pairs, lambda p: p.case.strategy):
         across, up = [p.ratio.median for p in own], [p.predicted or 1 for p in own]
         axes.plot(across, up, "o", color=COLOURS[own[0].case.strategy], mfc="none", mew=1.3)

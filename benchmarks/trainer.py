@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.batches import build_batches, on_device
+from benchmarks.fitting import settings_of
 from benchmarks.record import Case
 from benchmarks.reference import SEED
 from toolkit.batching import plan_batch
@@ -18,8 +19,9 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.errors import NonFiniteError
 from toolkit.model.gpt2 import GPT2
+from toolkit.program.settings import StepSettings
 from toolkit.training.build import TIED, check_compiler
-from toolkit.training.optimizer import build_optimizer
+from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, StepResult, train_step
 
 LR = 1e-4
@@ -32,7 +34,7 @@ class CaseTrainer:
     `start_process_group` must have run.
 
     Raises:
-        UsageError: shards are missing or too few, or what was asked is not in force.
+        UsageError: shards are missing or too few, or what was asked is not in effect.
         UntrustedError: shards are damaged.
     """
 
@@ -59,7 +61,7 @@ class CaseTrainer:
         """Return the seconds of each of some steps; all ranks begin and end as one.
 
         Raises:
-            NonFiniteError: the last update was left out, so it was not a whole step.
+            NonFiniteError: the last update was skipped, so it was not a whole step.
         """
         for _ in range(warm_up):
             self.step()
@@ -72,7 +74,7 @@ class CaseTrainer:
             self._synchronise()
             marks.append(time.perf_counter())
         if self.engine.step_was_skipped:
-            raise NonFiniteError("the last timed update was left out: its gradient is not finite")
+            raise NonFiniteError("the last timed update was skipped: its gradient is not finite")
         return [after - before for before, after in pairwise(marks)]
 
     def _meet(self) -> None:
@@ -86,36 +88,52 @@ class CaseTrainer:
 
 
 def build_case_engine(case: Case, launched: Launched) -> Engine:
-    """Build the model from the reference's seed, and the launched engine around it.
+    """Build a case's model from the reference's seed, and the launched engine around it.
 
     Raises:
-        UsageError: what was asked is not in force, or there is no compiler to compile with.
+        UsageError: what was asked is not in effect, or there is no compiler to compile with.
+    """
+    engine = build_from(settings_of(case, "cpu"), launched, seed=SEED, lr=LR)
+    check_effective(engine, precision=case.precision, tied=TIED)
+    return engine
+
+
+def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: float) -> Engine:
+    """Build the model, its optimizer and the launched engine around them from a step's settings.
+
+    Raises:
+        UsageError: there is no compiler to compile with.
     """
     from accelerate import PartialState
 
-    if case.compile:
+    torch.manual_seed(seed)
+    model = GPT2(
+        settings.sizes,
+        dropout=settings.dropout,
+        activation_checkpointing=settings.activation_checkpointing,
+        loss=settings.loss,
+    )
+    if settings.compile:
         check_compiler()
-    torch.manual_seed(SEED)
-    sizes = case.model
-    model = GPT2(sizes, activation_checkpointing=case.activation_checkpointing, loss=case.loss)
-    if case.compile:
         model.compile_blocks()
     model.to(PartialState().device)
-    optimizer = OptimizerConfig.model_validate({"name": case.optimizer, "lr": LR})
+    config = OptimizerConfig.model_validate({"name": settings.optimizer, "lr": lr})
+    optimizer = build_optimizer(model, config)
+    if settings.foreach:
+        use_foreach(optimizer)
+    wave = settings.micro_batch_size * settings.seq_len * settings.world_size
     plan = plan_batch(
-        tokens_per_step=case.tokens_per_step,
-        seq_len=case.seq_len,
-        micro_batch_size=case.micro_batch_size,
+        tokens_per_step=wave * settings.grad_accum_steps,
+        seq_len=settings.seq_len,
+        micro_batch_size=settings.micro_batch_size,
         world_size=launched.world_size,
     )
-    engine = build_engine(
+    return build_engine(
         model,
-        build_optimizer(model, optimizer),
+        optimizer,
         launched=launched,
         plan=plan,
-        accumulation=case.accumulation,
-        precision=case.precision,
+        accumulation=settings.accumulation,
+        precision=settings.precision,
         grad_clip=GRAD_CLIP,
     )
-    check_effective(engine, precision=case.precision, tied=TIED)
-    return engine

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.overhead.compared import LOSS_TOLERANCE, compare, largest_difference
-from benchmarks.overhead.driver import PLAIN, TOOLKIT, Measured, cases_of, measure
+from benchmarks.overhead.driver import PLAIN, TOOLKIT, LoopTurns, cases_of, measure
 from benchmarks.overhead.workload import Workload
 from toolkit.engines.strategies import Strategy
 from toolkit.home import expand_words
@@ -79,7 +79,7 @@ def main() -> int:
     for name in choices("--workloads", asked.workloads, tuple(WORKLOADS)):
         record["workloads"][name] = asdict(WORKLOADS[name])
         for strategy in choices("--strategies", asked.strategies, STRATEGIES):
-            found = measure(cases_of(strategy), WORKLOADS[name])
+            found = measure(cases_of(strategy, WORKLOADS[name]), WORKLOADS[name])
             record["cases"] += [_case_record(name, measured) for measured in found]
             for compared in comparisons(found):
                 record["comparisons"].append({"workload": name, **compared})
@@ -92,7 +92,7 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def comparisons(found: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+def comparisons(found: Sequence[LoopTurns]) -> Iterator[dict[str, Any]]:
     """Yield the toolkit's cases against all others, as far as both ran."""
     ran = [measured for measured in found if measured.turns]
     for own in (measured for measured in ran if measured.case.loop == TOOLKIT):
@@ -100,11 +100,11 @@ def comparisons(found: Sequence[Measured]) -> Iterator[dict[str, Any]]:
             yield {
                 "case": own.case.name,
                 "against": other.case.name,
-                **asdict(compare(own.turns, other.turns)),
+                **{k: v._asdict() for k, v in compare(own.turns, other.turns).items()},
             }
 
 
-def problems_of(found: Sequence[Measured]) -> list[str]:
+def problems_of(found: Sequence[LoopTurns]) -> list[str]:
     """Return a sentence for each case that ought to have run, and for each loss that is off."""
     needed = (PLAIN, TOOLKIT)
     problems = [
@@ -133,11 +133,11 @@ def describe(workload: str, compared: dict[str, Any]) -> str:
     )
 
 
-def _case_record(workload: str, measured: Measured) -> dict[str, Any]:
+def _case_record(workload: str, measured: LoopTurns) -> dict[str, Any]:
     return {
         "workload": workload,
         "name": measured.case.name,
-        **asdict(measured.case),
+        **measured.case.model_dump(include={"loop", "strategy", "loss"}),
         "not_run": measured.not_run,
         "turns": [asdict(turn) for turn in measured.turns],
     }

@@ -1,72 +1,63 @@
-"""Start the cases of a strategy and let them take turns."""
+"""Start the loops of a strategy and let them take turns."""
 
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.overhead.order import Order, write_order
-from benchmarks.overhead.turns import Conductor, Turn
+from benchmarks.group import start_group, take_turns
+from benchmarks.overhead.turns import LoopCase, LoopOrder, Turn
 from benchmarks.overhead.workload import Loss, Workload
 from toolkit.engines.strategies import Strategy
-from toolkit.launch.processes import LAUNCHER, Processes, launch_words, processes
+from toolkit.launch.processes import LAUNCHER, ProcessError, launch_words
 
 TURN_S = 240.0
-"""Longest time for a turn; the first includes starting the processes."""
-_LOOK_EVERY_S = 0.05
+"""Longest time for a turn, and for starting the processes."""
 TOOLKIT, PLAIN = "toolkit", "plain"
 _NEEDS = {"trainer": "transformers", "fabric": "lightning"}
 _SHARDED_TRAINER = "without a GPU Trainer wraps in DistributedDataParallel, whatever `fsdp` says"
 
 
-@dataclass(frozen=True)
-class Case:
-    """One loop under one strategy.
-
-    Attributes:
-        loop: the module in this folder, less its `_loop`.
-    """
-
-    loop: str
-    strategy: Strategy
-    loss: Loss = "plain"
-
-    @property
-    def name(self) -> str:
-        """Such as `toolkit ddp chunked`."""
-        return f"{self.loop} {self.strategy}" + (" chunked" if self.loss == "chunked" else "")
-
-
 @dataclass
-class Measured:
-    """One case at one workload.
+class LoopTurns:
+    """What one loop did at one workload.
 
     Attributes:
-        turns: what it did; the first turn, which warms up, is not among them.
+        turns: the first turn, which warms up, is not among them.
         not_run: why there are no turns.
     """
 
-    case: Case
+    case: LoopCase
     turns: list[Turn] = field(default_factory=list)
     not_run: str | None = None
 
 
-def cases_of(strategy: Strategy) -> list[Case]:
+def cases_of(strategy: Strategy, workload: Workload) -> list[LoopCase]:
     """Return what is compared under a strategy."""
+
+    def case(loop: str, loss: Loss = "plain") -> LoopCase:
+        return LoopCase(
+            loop=loop,
+            strategy=strategy,
+            # DeepSpeed's own way to accumulate, as in the loop without the toolkit.
+            accumulation="sharded" if strategy == "zero2" else "replicated",
+            grad_accum_steps=workload.grad_accum_steps,
+            micro_batch_size=workload.micro_batch_size,
+            seq_len=workload.seq_len,
+            world_size=workload.world_size,
+            precision="fp32",
+            model=workload.sizes,
+            loss=loss,
+        )
+
     others = [] if strategy == "zero2" else ["trainer", "fabric"]
-    return [
-        Case(PLAIN, strategy),
-        Case(TOOLKIT, strategy),
-        Case(TOOLKIT, strategy, "chunked"),
-        *(Case(loop, strategy) for loop in others),
-    ]
+    return [case(PLAIN), case(TOOLKIT), case(TOOLKIT, "chunked"), *map(case, others)]
 
 
-def reason_not_to_run(case: Case) -> str | None:
+def reason_not_to_run(case: LoopCase) -> str | None:
     """Return why a case cannot run here, or None if it can."""
     package = _NEEDS.get(case.loop)
     if package and find_spec(package) is None:
@@ -74,67 +65,43 @@ def reason_not_to_run(case: Case) -> str | None:
     return _SHARDED_TRAINER if (case.loop, case.strategy) == ("trainer", "fsdp2") else None
 
 
-def measure(cases: Sequence[Case], workload: Workload) -> list[Measured]:
-    """Start all cases at once and let them take turns, each round in another order."""
-    found = [Measured(case, not_run=reason_not_to_run(case)) for case in cases]
-    conductor = Conductor()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        workload.write_tokens(Path(folder) / "data")
-        started = {}
-        for number, measured in enumerate(found):
-            if measured.not_run is None:
-                order = _order(measured.case, workload, Path(folder), number, conductor.port)
-                command = launch_command(
-                    measured.case, write_order(order), world_size=workload.world_size
+def measure(cases: Sequence[LoopCase], workload: Workload) -> list[LoopTurns]:
+    """Start all cases at once and let them take turns; one that fails has none, but the reason."""
+    found = {case: LoopTurns(case, not_run=reason_not_to_run(case)) for case in cases}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, groups = Path(name), {}
+        workload.write_tokens(folder / "data")
+        for number, case in enumerate(cases):
+            if found[case].not_run is None:
+                own = folder / f"case{number}"
+                own.mkdir()
+                order = LoopOrder(
+                    case=case,
+                    folder=own,
+                    timeout_s=TURN_S,
+                    workload=workload,
+                    data=folder / "data",
                 )
-                group = processes([command], folder=order.folder)
-                started[measured.case] = stack.enter_context(group)
-                # All warm up at the same time, as soon as they are up.
-                conductor.go(measured.case.name, 0)
-        for turn in range(workload.turns):
-            first = turn % len(found)
-            for measured in [*found[first:], *found[:first]]:
-                if measured.not_run is None:
-                    _take_turn(measured, turn, conductor, started[measured.case])
-        for case in started:
-            conductor.stop(case.name, workload.turns)
-    return found
+                groups[case] = stack.enter_context(start_group(order, [launch_command(order)]))
+        for case, _, failed in take_turns(groups, lambda case, _: groups[case].connect()):
+            if failed:
+                found[case].not_run = f"failed: {failed}"
+        turns = take_turns(groups, lambda case, _: groups[case].ask("turn"), rounds=workload.turns)
+        for case, number, done in turns:
+            if isinstance(done, ProcessError):
+                found[case] = LoopTurns(case, not_run=f"failed: {done}")
+            elif number:
+                found[case].turns.append(done)
+        for group in groups.values():
+            group.release()
+    return list(found.values())
 
 
-def _order(case: Case, workload: Workload, folder: Path, number: int, port: int) -> Order:
-    own = folder / f"case{number}"
-    own.mkdir()
-    return Order(
-        name=case.name,
-        strategy=case.strategy,
-        loss=case.loss,
-        workload=workload,
-        data=folder / "data",
-        folder=own,
-        port=port,
-    )
-
-
-def _take_turn(measured: Measured, turn: int, conductor: Conductor, process: Processes) -> None:
-    """Let a case have its turn; one that fails has no turns at all, but the reason."""
-    conductor.go(measured.case.name, turn)
-    deadline = time.monotonic() + TURN_S
-    while (done := conductor.result(measured.case.name, turn)) is None:
-        late = time.monotonic() > deadline
-        if process.any_ended or late:
-            what = f"no turn was over within {TURN_S:g} s" if late else "its processes ended"
-            measured.not_run = f"failed: {what}: {process.last_error()}"
-            measured.turns.clear()
-            return
-        time.sleep(_LOOK_EVERY_S)
-    if turn:
-        measured.turns.append(done)
-
-
-def launch_command(case: Case, order_file: Path, *, world_size: int) -> list[str]:
-    """Return the line that starts a case: the toolkit's own launcher, or torchrun."""
-    script = ["--module", f"benchmarks.overhead.{case.loop}_loop", str(order_file)]
+def launch_command(order: LoopOrder) -> list[str]:
+    """Return the line that starts a loop: the toolkit's own launcher, or torchrun."""
+    case = order.case
+    script = ["--module", f"benchmarks.overhead.{case.loop}_loop", str(order.file)]
     if case.loop == TOOLKIT:
-        return [*LAUNCHER, *launch_words(case.strategy, world_size, script)]
+        return [*LAUNCHER, *launch_words(case.strategy, case.world_size, script)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc_per_node", str(world_size), *script]
+    return [*torchrun, "--nproc_per_node", str(case.world_size), *script]

@@ -1,24 +1,58 @@
-"""Cases take turns on the same cores: all are started once, and all but one wait.
+"""A loop's processes take turns with the other loops': what they are told, and where they wait."""
 
-The driver keeps a key-value store; waiting for a key costs a case nothing.
-"""
-
-import json
+import os
 import sys
 import time
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-_LONGEST_WAIT = timedelta(minutes=30)
+from benchmarks.group import Order
+from benchmarks.overhead.workload import Workload
+from benchmarks.rank import serve
+from benchmarks.record import Case
+
+
+class LoopCase(Case):
+    """A case trained by one of several loops: the module in this folder, less its `_loop`."""
+
+    loop: str
+
+    @property
+    def name(self) -> str:
+        """Such as `toolkit ddp chunked`."""
+        return f"{self.loop} {self.strategy}" + (" chunked" if self.loss == "chunked" else "")
+
+
+class LoopOrder(Order):
+    """What a loop is started with, the same on all its ranks; `data` has the token shard."""
+
+    case: LoopCase
+    workload: Workload
+    data: Path
+
+    def micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield this rank's micro-batches, one after another, on its device."""
+        for batch in self.workload.micro_batches(self.data, rank=int(os.environ["RANK"])):
+            tokens, targets = (part.to(own_device()) for part in batch)
+            yield tokens, targets
+
+
+def own_device() -> torch.device:
+    """Return this rank's device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a case did in one turn.
+    """What a loop did in one turn.
 
     Attributes:
         step_s: seconds of each timed step.
@@ -33,17 +67,15 @@ class Turn:
 
 
 class Turns:
-    """A case's side, on every rank; `before_step` stands at the top of the loop.
+    """What a loop calls on every rank; `before_step` stands at the top of the loop.
 
     Args:
-        port: of the driver's store on this machine.
-        case: its name.
+        driver: whom to wait for.
         steps_per_turn: the first of them is not timed: it finds the caches cold.
     """
 
-    def __init__(self, *, port: int, case: str, steps_per_turn: int) -> None:
-        self.store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_LONGEST_WAIT)
-        self.case = case
+    def __init__(self, driver: Connection, *, steps_per_turn: int) -> None:
+        self.driver = driver
         self.steps_per_turn = steps_per_turn
         self._losses: list[float] = []
         self._clock: list[float] = []
@@ -59,18 +91,19 @@ class Turns:
         Raises:
             SystemExit: there are no more turns.
         """
-        turn, within = divmod(step, self.steps_per_turn)
+        within = step % self.steps_per_turn
         if within == 0:
-            if turn:
-                self._end(turn - 1)
-            self._wait(turn)
+            self.driver.send((None, self._end() if step else dist.get_rank()))
+            if self.driver.recv() is None:
+                sys.exit(0)
+            _synchronise()
             return
         if within == 1:
             _synchronise()
             self._cpu_before = time.process_time()
         self._clock.append(time.perf_counter())
 
-    def _end(self, turn: int) -> None:
+    def _end(self) -> Turn:
         _synchronise()
         self._clock.append(time.perf_counter())
         found = Turn(
@@ -78,50 +111,9 @@ class Turns:
             cpu_s=time.process_time() - self._cpu_before,
             loss=sum(self._losses) / len(self._losses),
         )
-        if dist.get_rank() == 0:
-            self.store.set(_done(self.case, turn), json.dumps(asdict(found)))
         self._losses.clear()
         self._clock.clear()
-
-    def _wait(self, turn: int) -> None:
-        key = _go(self.case, turn)
-        self.store.wait([key], _LONGEST_WAIT)
-        if self.store.get(key) != b"go":
-            sys.exit(0)
-        _synchronise()
-
-
-class Conductor:
-    """The driver's side."""
-
-    def __init__(self) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    @property
-    def port(self) -> int:
-        """Where cases find the store."""
-        return self.store.port
-
-    def go(self, case: str, turn: int) -> None:
-        """Let a case have its turn."""
-        self.store.set(_go(case, turn), "go")
-
-    def stop(self, case: str, turn: int) -> None:
-        """Let a case end instead of having this turn."""
-        self.store.set(_go(case, turn), "stop")
-
-    def result(self, case: str, turn: int) -> Turn | None:
-        """Return what a case did in its turn, or None as long as it is not over."""
-        key = _done(case, turn)
-        return Turn(**json.loads(self.store.get(key))) if self.store.check([key]) else None
-
-
-def _go(case: str, turn: int) -> str:
-    return f"{case}/{turn}/go"
-
-
-def _done(case: str, turn: int) -> str:
-    return f"{case}/{turn}/done"
+        return found
 
 
 def _synchronise() -> None:
@@ -129,3 +121,14 @@ def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     dist.barrier()
+
+
+def main(train: Callable[[LoopOrder, Turns], None]) -> None:
+    """Train as the order file on the command line asks, until there are no more turns."""
+
+    def act(order: LoopOrder, driver: Connection) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(own_device())
+        train(order, Turns(driver, steps_per_turn=order.workload.steps_per_turn))
+
+    serve(LoopOrder, act)

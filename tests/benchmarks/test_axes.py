@@ -72,7 +72,7 @@ def test_cases_that_are_compared_come_one_after_another() -> None:
     assert changes == len({str(setting) for setting in settings}) - 1
 
 
-def test_an_case_is_there_once() -> None:
+def test_a_case_is_there_once() -> None:
     axes = load_sweep("cpu-quick")[1].cases[0]
     assert len(Sweep(cases=(axes, axes)).all_cases()) == len(Sweep(cases=(axes,)).all_cases())
 

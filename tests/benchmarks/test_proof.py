@@ -28,7 +28,7 @@ def proved(shards: list[str] | None = None, **changed: Any) -> tuple[CaseTrainer
     return built, prove(built, first, split_steps=2)
 
 
-def test_an_case_is_proved_and_timed() -> None:
+def test_a_case_is_proved_and_timed() -> None:
     trainer, found = proved()
     assert found["agreement"].ok
     assert found["agreement"].tolerance < 1e-4

@@ -31,7 +31,7 @@ def test_records_that_are_a_folder_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["world_size", "grad_accum_steps", "micro_batch_size", "seq_len"])
-def test_an_case_of_nothing_is_no_record(tmp_path: Path, name: str) -> None:
+def test_a_case_of_nothing_is_no_record(tmp_path: Path, name: str) -> None:
     of_nothing = case().model_copy(update={name: 0})
     append_record(tmp_path, record(case()).model_copy(update={"case": of_nothing}))
     with pytest.raises(UsageError, match=rf"jsonl:1: not a benchmark record: case\.{name}: "):
