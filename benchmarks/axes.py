@@ -20,7 +20,7 @@ from toolkit.engines.strategies import (
     has_hybrid_groups,
 )
 from toolkit.errors import UsageError
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")
@@ -64,7 +64,7 @@ class Axes(_Section):
     world_sizes: tuple[Count, ...] = Some
     models: tuple[Annotated[str, AfterValidator(_check_model)], ...] = Some
     precisions: tuple[Precision, ...] = _usually("fp32")
-    losses: tuple[Literal["plain", "chunked"], ...] = _usually("plain")
+    losses: tuple[Loss, ...] = _usually("plain")
     activation_checkpointing: tuple[bool, ...] = _usually(False)
     compile: tuple[bool, ...] = _usually(False)
     data: tuple[Literal["synthetic", "real"], ...] = _usually("synthetic")

@@ -25,10 +25,10 @@ import torch
 
 from benchmarks.measured import Spread
 from benchmarks.trainer import build_from
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import own_pieces, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
@@ -120,18 +120,18 @@ class Measurement:
         path.unlink()
 
     def _sync(self) -> None:
-        position = self._position()
+        state = self._state()
 
         def save() -> None:
-            self._waits.begin(position)
+            self._waits.begin(state)
             self._waits.finish()
 
         self.seconds["sync"].append(seconds(save))
 
     def _asynchronous(self) -> None:
         quiet = median(seconds(lambda: step(self.engine)) for _ in range(QUIET_STEPS))
-        position = self._position()
-        self.seconds["held_up"].append(seconds(lambda: self._goes_on.begin(position)))
+        state = self._state()
+        self.seconds["held_up"].append(seconds(lambda: self._goes_on.begin(state)))
         lost = 0.0
         while self._goes_on.is_writing:
             lost += seconds(lambda: step(self.engine)) - quiet
@@ -139,9 +139,9 @@ class Measurement:
         self.seconds["held_up"][-1] += seconds(self._goes_on.finish)
         self._goes_on.close()
 
-    def _position(self) -> Position:
+    def _state(self) -> TrainingState:
         self._saved += 1
-        return Position.after(self._saved, shapes=shapes_of(self.engine))
+        return TrainingState.after(self._saved, shapes=shapes_of(self.engine))
 
     def ratios(self) -> dict[str, list[float]]:
         """Return what the goals are about, round by round."""

@@ -48,6 +48,7 @@ LINES: dict[Accumulation, str] = {"replicated": "-", "sharded": "--", "deferred"
 MARKERS: dict[Accumulation, str] = {"replicated": "o", "sharded": "s", "deferred": "D"}
 
 PANEL_INCHES = (3.7, 2.9)
+LEAST_PNG_INCHES = 5.9
 
 _STYLE: Any = {
     "axes.axisbelow": True,
@@ -124,9 +125,10 @@ def svgs_of(chart: Chart) -> list[str]:
 
 def write_png(chart: Chart, path: Path, *, subtitle: str) -> None:
     """Write all panels of a chart that has some as one picture on white that explains itself."""
-    words = fill(f"{subtitle}. {chart.caption}", width=max(110, 75 * chart.columns))
+    width = max(PANEL_INCHES[0] * chart.columns, LEAST_PNG_INCHES)
+    words = f"{subtitle}\n{fill(chart.caption, width=int(13 * width))}"
     with matplotlib.rc_context({**_STYLE, "savefig.transparent": False}):
-        figure = _draw(chart, chart.panels, columns=chart.columns, least_width=5.9)
+        figure = _draw(chart, chart.panels, columns=chart.columns, least_width=LEAST_PNG_INCHES)
         figure.set_facecolor(PAPER)
         # A single artist, for which the layout makes room.
         figure.suptitle(f"{chart.title}\n{words}", x=0.01, ha="left", fontsize=8.5)
@@ -138,7 +140,7 @@ def _draw(
 ) -> Figure:
     rows = -(-len(panels) // columns)
     per_row = 3 * columns if least_width else 2
-    words_height = 0.22 * -(-len(chart.legend) // per_row) + (0.6 if least_width else 0.0)
+    words_height = 0.22 * -(-len(chart.legend) // per_row) + (0.7 if least_width else 0.0)
     width, height = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + words_height
     figure = Figure(figsize=(max(width, least_width), height), layout="constrained")
     for index, panel in enumerate(panels, start=1):

@@ -51,7 +51,15 @@ def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Case, floa
         legend=[
             *mode_legend(cases),
             *_predicted_legend(pairs, color=GREY),
-            Line2D([], [], color=INK, marker="|", ms=9, lw=0, label=f"{PERCENT} slower"),
+            Line2D(
+                [],
+                [],
+                color=INK,
+                marker="|",
+                ms=9,
+                lw=0,
+                label=f"from here sharded is at most {PERCENT} slower",
+            ),
         ],
     )
 
