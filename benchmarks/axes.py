@@ -46,13 +46,13 @@ class _Section(BaseModel):
 
 
 class Axes(_Section):
-    """Lists whose product is a set of cases, impossible combinations left out.
+    """Lists whose product is a set of cases, impossible combinations skipped.
 
     Attributes:
         models: presets, or n_layer,n_head,n_embd,vocab_size,block_size as text.
         micro_batch_sizes: sequences per rank and micro-step.
         seq_lens: tokens per sequence; null is the model's block_size.
-        world_sizes: ranks; a strategy that cannot have as many is left out.
+        world_sizes: ranks; a strategy that cannot have as many is skipped.
         links_mbit_per_s: rates of a link between two ranks; null is the machine's own.
     """
 

@@ -51,7 +51,7 @@ class Driver:
             yield from self.measure({case: missing[case] for case in batch})
 
     def measure(self, batch: Mapping[Case, Sequence[int]]) -> Iterator[Record]:
-        """Yield a record of each repeat as it is done, or one that says how a case failed.
+        """Yield a record of each repeat as it is done, or one with the error of a case that failed.
 
         Args:
             batch: cases that are kept at one time, on the same link, and which repeats of each.

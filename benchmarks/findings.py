@@ -15,7 +15,7 @@ def findings(
     good = [record for measured in cases for record in measured.records]
     skipped = sum(record.skipped is not None for record in records)
     failed = len(records) - len(good) - skipped
-    said = [
+    found = [
         f"{len(cases)} cases were measured, {len(good)} repeats in all; failed: {failed}, "
         f"skipped: {skipped}.",
         f"Collectives and bytes counted are what the formulas say in "
@@ -24,7 +24,7 @@ def findings(
     ]
     if pairs:
         faster = Counter(pair.faster for pair in pairs)
-        said.append(
+        found.append(
             f"Of {len(pairs)} pairs of cases that differ in the mode alone, replicated was more "
             f"than {PERCENT} faster in {faster['replicated']}, sharded in "
             f"{faster['sharded']}; in {faster[None]} they are closer than that."
@@ -32,12 +32,12 @@ def findings(
     within = [pair.within for pair in pairs if pair.within is not None]
     if within:
         named = [pair.named_right for pair in pairs if pair.named_right is not None]
-        said.append(
+        found.append(
             f"The predicted ratio of their step times is within {PERCENT} of the measured "
             f"one in {share(within)}, and the faster mode is named right in {share(named)} where "
             "one is faster."
         )
-    return said
+    return found
 
 
 def share(judged: Iterable[bool]) -> str:

@@ -26,7 +26,7 @@ from toolkit.verify.verdict import traffic_problems
 FIRST_TOKENS = 256
 """Of each sequence in the first step, which the reference computes in fp64 on one rank."""
 MOST_OVERFLOWS = 20
-"""fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
+"""fp16 updates skipped before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 class DisagreementError(ToolkitError):
@@ -72,7 +72,7 @@ def prove(trainer: CaseTrainer, first: FirstStep, *, split_steps: int) -> dict[s
         Fields of a `Record`, those of the agreement on rank 0 alone.
 
     Raises:
-        DisagreementError: says what is not as it should be.
+        DisagreementError: names what is not as it should be.
     """
     engine = trainer.engine
     agreement = _train_first(trainer, first)
@@ -146,7 +146,7 @@ def check_counts(
     if held_bytes != expected_held:
         problems.append(f"{held_bytes} bytes of gradients held, not {expected_held}")
     if problems:
-        raise DisagreementError("not what the step's program says: " + "; ".join(problems))
+        raise DisagreementError("not as by the step's program: " + "; ".join(problems))
     kinds = [kind for kind in KINDS if kind != "other"]
     return {
         "collectives": {

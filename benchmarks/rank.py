@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=Order)
 
 
 def serve(kind: type[Kind], act: Callable[[Kind, Connection], None]) -> None:
-    """Do what the order file on the command line says; the driver going away ends it.
+    """Do what the order file on the command line asks; the driver going away ends it.
 
     An answer to the driver is a pair: what went wrong, in a sentence, or None; and the result. The
     first one is the rank, when it is ready.

@@ -29,12 +29,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 ORACLE = RESULTS / "memory_oracle.csv"
 SETS = ("tuned", "held_out")
 EXTRAS = ("knobs", "compiled")
-TOLD_APART: dict[str, tuple[Part, ...]] = {
+SEPARABLE: dict[str, tuple[Part, ...]] = {
     # The trackers file the loss, and gradients that FSDP2 adds up, under temporaries.
     "trace": ("parameters", "optimizer", "communication"),
     "allocator": ("optimizer", "loss"),
 }
-"""Parts that an oracle tells apart as the formula does."""
+"""Parts that an oracle separates as the formula does."""
 
 
 def main() -> None:
@@ -115,8 +115,8 @@ def error_row(name: str, configuration: Configuration, found: dict[str, int]) ->
     settings = configuration.settings(device="cuda" if traced else "cpu")
     estimate = estimate_peak(settings)
     peak = found["peak"]
-    told = TOLD_APART[configuration.method]
-    errors = [abs(estimate.parts[part] - found[part]) / peak for part in told if part in found]
+    parts = SEPARABLE[configuration.method]
+    errors = [abs(estimate.parts[part] - found[part]) / peak for part in parts if part in found]
     return {
         "set": name,
         **configuration.model_dump(),

@@ -80,7 +80,7 @@ def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
 
 
 def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> dict[str, int]:
-    """Tell the parts that can be told by who allocated them: the optimizer's, and a plain loss."""
+    """Return the parts that show in who allocated them: the optimizer's, and a plain loss."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     moments = [
         getattr(tensor, "_local_tensor", tensor)

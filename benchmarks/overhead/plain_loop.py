@@ -19,7 +19,7 @@ from benchmarks.overhead.workload import GRAD_CLIP, build_adamw, build_model
 from toolkit.batching import plan_batch
 
 Sync = Callable[[bool], AbstractContextManager[Any]]
-"""The context of a micro-step, told whether it is the last."""
+"""The context of a micro-step, given whether it is the last."""
 
 
 def train(order: LoopOrder, turns: Turns) -> None:

@@ -20,7 +20,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 def run_file(order: LoopOrder) -> dict[str, Any]:
-    """Return the run's configuration; what is not said is the toolkit's default."""
+    """Return the run's configuration; what is not given is the toolkit's default."""
     workload = order.workload
     return {
         "model": {

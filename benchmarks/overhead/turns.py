@@ -1,4 +1,4 @@
-"""A loop's processes take turns with the other loops': what they are told, and where they wait."""
+"""A loop's processes take turns with the other loops': what they are to do, and where they wait."""
 
 import os
 import sys
