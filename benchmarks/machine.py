@@ -22,7 +22,7 @@ TFLOP = 1e12
 
 @dataclass(frozen=True)
 class Machine:
-    """What arms run on.
+    """What cases run on.
 
     Attributes:
         name: the GPU's name as PyTorch gives it, or "cpu".

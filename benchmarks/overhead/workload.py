@@ -1,4 +1,4 @@
-"""What every arm trains: model, optimizer, data and accumulation, the same for all."""
+"""What every case trains: model, optimizer, data and accumulation, the same for all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Workload:
 
     Attributes:
         micro_batch_size: sequences per rank and micro-step.
-        steps_per_turn: optimizer steps of an arm before the next arm has the cores; the first of
+        steps_per_turn: optimizer steps of a case before the next case has the cores; the first of
             them is not timed.
-        turns: how often each arm has its turn; the first turn warms up and does not count.
+        turns: how often each case has its turn; the first turn warms up and does not count.
     """
 
     n_layer: int
@@ -97,11 +97,11 @@ def read_tokens(folder: Path) -> torch.Tensor:
 
 
 def build_model(workload: Workload, loss: Loss = "plain") -> GPT2:
-    """Build the model with the weights that all arms start from."""
+    """Build the model with the weights that all cases start from."""
     torch.manual_seed(SEED)
     return GPT2(workload.sizes, loss=loss)
 
 
 def build_adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Build the fused AdamW that all arms use."""
+    """Build the fused AdamW that all cases use."""
     return build_optimizer(model, OptimizerConfig(lr=LR))

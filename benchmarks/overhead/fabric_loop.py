@@ -7,9 +7,8 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, build_adamw, build_model
+from benchmarks.overhead.turns import LoopOrder, Turns, main
+from benchmarks.overhead.workload import GRAD_CLIP, build_adamw, build_model
 
 
 def shard(model: Any, mesh: Any) -> Any:
@@ -22,23 +21,23 @@ def shard(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=data_parallel)
 
 
-def build_fabric(order: Order) -> Fabric:
+def build_fabric(order: LoopOrder) -> Fabric:
     """Return Fabric for the launched processes, with its defaults."""
     world_size = order.workload.world_size
     strategy = (
         DDPStrategy()
-        if order.strategy == "ddp"
+        if order.case.strategy == "ddp"
         else ModelParallelStrategy(shard, data_parallel_size=world_size, tensor_parallel_size=1)
     )
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     return Fabric(accelerator=accelerator, devices=world_size, strategy=strategy)
 
 
-def train(order: Order, turns: Turns) -> None:
+def train(order: LoopOrder, turns: Turns) -> None:
     """Train until there are no more turns."""
     fabric = build_fabric(order)
     fabric.launch()
-    model = fabric.setup_module(build_model(order.workload, order.loss))
+    model = fabric.setup_module(build_model(order.workload, order.case.loss))
     optimizer = fabric.setup_optimizers(build_adamw(model))
     micro_batches = order.micro_batches()
     micro_steps = order.workload.grad_accum_steps

@@ -2,17 +2,18 @@ from typing import Any
 
 from benchmarks.machine import Machine
 from benchmarks.machine_profile import KINDS, Curve, MachineProfile, Point
-from benchmarks.record import Arm, Environment, Record, Sizes
+from benchmarks.record import Case, Environment, Record
+from toolkit.model.sizes import ModelSizes
 
 GIB = 2**30
-TINY = Sizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
+TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
 ENVIRONMENT = Environment(
     versions={}, device="cpu", cpu="some", cores=2, threads=1, git=None, started_at="2026-01-01"
 )
 LAPTOP = Machine("cpu", "cpu", 0, 16 * GIB)
 
 
-def arm(**changed: Any) -> Arm:
+def case(**changed: Any) -> Case:
     fields: dict[str, Any] = {
         "strategy": "single",
         "accumulation": "replicated",
@@ -23,11 +24,11 @@ def arm(**changed: Any) -> Arm:
         "precision": "fp32",
         "model": TINY,
     }
-    return Arm(**(fields | changed))
+    return Case(**(fields | changed))
 
 
-def record(of: Arm, **changed: Any) -> Record:
-    return Record(arm=of, environment=ENVIRONMENT, **changed)
+def record(of: Case, **changed: Any) -> Record:
+    return Record(case=of, environment=ENVIRONMENT, **changed)
 
 
 def profile(

@@ -1,8 +1,8 @@
 """The toolkit's loop against others: per-step overhead and tokens/s, on the same cores in one run.
 
 Plain PyTorch and DeepSpeed, Hugging Face's Trainer and Lightning Fabric train the same model on the
-same tokens with the same optimizer, clipping and accumulation. All arms of a strategy are started
-once and then take turns, in another order each round; figures compare two turns of one round. Arms
+same tokens with the same optimizer, clipping and accumulation. All cases of a strategy are started
+once and then take turns, in another order each round; figures compare two turns of one round. Cases
 whose losses differ are an error, not a result.
 
     python -m benchmarks.overhead      # writes results/overhead.json
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_environment, find_machine
-from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare, largest_difference
-from benchmarks.overhead_arms.driver import PLAIN, TOOLKIT, Measured, arms_of, measure
-from benchmarks.overhead_arms.workload import Workload
+from benchmarks.overhead.compared import LOSS_TOLERANCE, compare, largest_difference
+from benchmarks.overhead.driver import PLAIN, TOOLKIT, LoopTurns, cases_of, measure
+from benchmarks.overhead.workload import Workload
 from toolkit.engines.strategies import Strategy
 from toolkit.home import expand_words
 from toolkit.verify.options import choices
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero2")
 WORKLOADS = {
     # Hardly anything but overhead.
@@ -61,7 +61,7 @@ WORKLOADS = {
 
 
 def main() -> int:
-    """Measure, print and write; return 1 if a toolkit arm did not run, or an arm's loss is off."""
+    """Measure, print and write; return 1 if a toolkit case did not run, or a case's loss is off."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
@@ -72,15 +72,15 @@ def main() -> int:
         "lightning": version("lightning") if find_spec("lightning") else None,
         "workloads": {},
         "loss_tolerance": LOSS_TOLERANCE,
-        "arms": [],
+        "cases": [],
         "comparisons": [],
     }
     problems = []
     for name in choices("--workloads", asked.workloads, tuple(WORKLOADS)):
         record["workloads"][name] = asdict(WORKLOADS[name])
         for strategy in choices("--strategies", asked.strategies, STRATEGIES):
-            found = measure(arms_of(strategy), WORKLOADS[name])
-            record["arms"] += [_arm_record(name, measured) for measured in found]
+            found = measure(cases_of(strategy, WORKLOADS[name]), WORKLOADS[name])
+            record["cases"] += [_case_record(name, measured) for measured in found]
             for compared in comparisons(found):
                 record["comparisons"].append({"workload": name, **compared})
                 print(describe(name, compared), flush=True)
@@ -92,33 +92,33 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def comparisons(found: Sequence[Measured]) -> Iterator[dict[str, Any]]:
-    """Yield the toolkit's arms against all others, as far as both ran."""
+def comparisons(found: Sequence[LoopTurns]) -> Iterator[dict[str, Any]]:
+    """Yield the toolkit's cases against all others, as far as both ran."""
     ran = [measured for measured in found if measured.turns]
-    for own in (measured for measured in ran if measured.arm.loop == TOOLKIT):
-        for other in (measured for measured in ran if measured.arm.loop != TOOLKIT):
+    for own in (measured for measured in ran if measured.case.loop == TOOLKIT):
+        for other in (measured for measured in ran if measured.case.loop != TOOLKIT):
             yield {
-                "arm": own.arm.name,
-                "against": other.arm.name,
-                **asdict(compare(own.turns, other.turns)),
+                "case": own.case.name,
+                "against": other.case.name,
+                **{k: v._asdict() for k, v in compare(own.turns, other.turns).items()},
             }
 
 
-def problems_of(found: Sequence[Measured]) -> list[str]:
-    """Return a sentence for each arm that ought to have run, and for each loss that is off."""
+def problems_of(found: Sequence[LoopTurns]) -> list[str]:
+    """Return a sentence for each case that ought to have run, and for each loss that is off."""
     needed = (PLAIN, TOOLKIT)
     problems = [
-        f"{measured.arm.name}: {measured.not_run}"
+        f"{measured.case.name}: {measured.not_run}"
         for measured in found
-        if measured.not_run and (measured.arm.loop in needed or "failed" in measured.not_run)
+        if measured.not_run and (measured.case.loop in needed or "failed" in measured.not_run)
     ]
     ran = [measured for measured in found if measured.turns]
     for measured in ran[1:]:
         difference = largest_difference(measured.turns, ran[0].turns)
         if not difference <= LOSS_TOLERANCE:
             problems.append(
-                f"{measured.arm.name}: its loss is {difference:.1e} from that of "
-                f"{ran[0].arm.name}, so their times do not compare"
+                f"{measured.case.name}: its loss is {difference:.1e} from that of "
+                f"{ran[0].case.name}, so their times do not compare"
             )
     return problems
 
@@ -127,17 +127,17 @@ def describe(workload: str, compared: dict[str, Any]) -> str:
     """Return a line for people."""
     speed, overhead, cpu = (compared[key] for key in ("speed", "overhead_us", "cpu"))
     return (
-        f"{workload:<7} {compared['arm']:<22} against {compared['against']:<14} "
+        f"{workload:<7} {compared['case']:<22} against {compared['against']:<14} "
         f"{speed['median']:.3f} of its tokens/s ({speed['low']:.3f} to {speed['high']:.3f}), "
         f"{overhead['median']:+,.0f} us a step, {cpu['median']:.3f} of its processor time"
     )
 
 
-def _arm_record(workload: str, measured: Measured) -> dict[str, Any]:
+def _case_record(workload: str, measured: LoopTurns) -> dict[str, Any]:
     return {
         "workload": workload,
-        "name": measured.arm.name,
-        **asdict(measured.arm),
+        "name": measured.case.name,
+        **measured.case.model_dump(include={"loop", "strategy", "loss"}),
         "not_run": measured.not_run,
         "turns": [asdict(turn) for turn in measured.turns],
     }

@@ -14,24 +14,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.overhead_arms.order import Order, main, own_device
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, build_adamw, build_model
+from benchmarks.overhead.turns import LoopOrder, Turns, main, own_device
+from benchmarks.overhead.workload import GRAD_CLIP, build_adamw, build_model
 from toolkit.batching import plan_batch
 
 Sync = Callable[[bool], AbstractContextManager[Any]]
-"""The context of a micro-step, told whether it is the last."""
+"""The context of a micro-step, given whether it is the last."""
 
 
-def train(order: Order, turns: Turns) -> None:
+def train(order: LoopOrder, turns: Turns) -> None:
     """Train until there are no more turns."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if order.strategy == "zero2":
+    if order.case.strategy == "zero2":
         train_deepspeed(order, turns, backend)
         return
     dist.init_process_group(backend)
-    built = build_model(order.workload, order.loss).to(own_device())
-    model, sync = with_ddp(built) if order.strategy == "ddp" else with_fsdp2(built)
+    built = build_model(order.workload, order.case.loss).to(own_device())
+    model, sync = with_ddp(built) if order.case.strategy == "ddp" else with_fsdp2(built)
     loop(order, turns, model, build_adamw(model), sync)
 
 
@@ -58,7 +57,7 @@ def with_fsdp2(model: Any) -> tuple[nn.Module, Sync]:
 
 
 def loop(
-    order: Order, turns: Turns, model: nn.Module, optimizer: torch.optim.Optimizer, sync: Sync
+    order: LoopOrder, turns: Turns, model: nn.Module, optimizer: torch.optim.Optimizer, sync: Sync
 ) -> None:
     """Train with PyTorch alone."""
     micro_batches = order.micro_batches()
@@ -79,7 +78,7 @@ def loop(
         turns.loss(total.item() / dist.get_world_size())
 
 
-def train_deepspeed(order: Order, turns: Turns, backend: str) -> None:
+def train_deepspeed(order: LoopOrder, turns: Turns, backend: str) -> None:
     """Train with DeepSpeed's own engine, driven as its documentation does."""
     import deepspeed
 
@@ -95,7 +94,7 @@ def train_deepspeed(order: Order, turns: Turns, backend: str) -> None:
         micro_batch_size=workload.micro_batch_size,
         world_size=workload.world_size,
     )
-    model = build_model(workload, order.loss).to(own_device())
+    model = build_model(workload, order.case.loss).to(own_device())
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=build_adamw(model),

@@ -11,17 +11,16 @@ from unittest.mock import patch
 
 import yaml
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, SEED
+from benchmarks.overhead.turns import LoopOrder, Turns, main
+from benchmarks.overhead.workload import GRAD_CLIP, LR, SEED
 from toolkit.training import worker
 from toolkit.training.loop import Loop
 
 LONGEST_WAIT_S = 3600.0
 
 
-def run_file(order: Order) -> dict[str, Any]:
-    """Return the run's configuration; what is not said is the toolkit's default."""
+def run_file(order: LoopOrder) -> dict[str, Any]:
+    """Return the run's configuration; what is not given is the toolkit's default."""
     workload = order.workload
     return {
         "model": {
@@ -30,15 +29,14 @@ def run_file(order: Order) -> dict[str, Any]:
             "n_embd": workload.n_embd,
             "vocab_size": workload.vocab_size,
             "block_size": workload.seq_len,
-            "loss": order.loss,
+            "loss": order.case.loss,
         },
         "data": {"train": str(order.data), "shuffle": False},
         "batch": {
             "tokens_per_step": workload.tokens_per_step,
             "micro_batch_size": workload.micro_batch_size,
         },
-        # DeepSpeed's own way to accumulate, as in the arm without the toolkit.
-        "accumulation": "sharded" if order.strategy == "zero2" else "replicated",
+        "accumulation": order.case.accumulation,
         "seed": SEED,
         "output_dir": str(order.folder),
         "run_name": "run",
@@ -52,7 +50,7 @@ def run_file(order: Order) -> dict[str, Any]:
     }
 
 
-def train(order: Order, turns: Turns) -> None:
+def train(order: LoopOrder, turns: Turns) -> None:
     """Run the worker until there are no more turns."""
 
     class TakingTurns(Loop):

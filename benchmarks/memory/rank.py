@@ -15,17 +15,13 @@ import torch
 
 from benchmarks.memory import knobs
 from benchmarks.memory.configurations import Configuration
-from toolkit.batching import plan_batch
-from toolkit.config import OptimizerConfig
+from benchmarks.trainer import build_from
 from toolkit.engines.accelerate_internals import forget_engine
-from toolkit.engines.build import build_engine
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.launch.ownership import follow
 from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
-from toolkit.model.gpt2 import GPT2
-from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process
 
@@ -54,7 +50,7 @@ def measure(configuration: Configuration, launched: Launched) -> dict[str, objec
     # Engines of earlier configurations may linger in this process; they are not this one's.
     lingering = sum(live_storages().values())
     with knobs.while_building(configuration):
-        engine = build(configuration, launched)
+        engine = build_from(configuration.settings(device="cpu"), launched, seed=0, lr=1e-3)
     if configuration.set_to_none is not None:
         knobs.clear_gradients(engine, set_to_none=configuration.set_to_none)
     micro_batches = random_micro_batches(configuration)
@@ -73,41 +69,6 @@ def _measured_step(engine: Engine, micro_batches: list[MicroBatch]) -> MeasuredP
     return peak
 
 
-def build(configuration: Configuration, launched: Launched) -> Engine:
-    """Build the real engine around the real model."""
-    settings = configuration.settings(device="cpu")
-    torch.manual_seed(0)
-    model = GPT2(
-        settings.sizes,
-        dropout=settings.dropout,
-        activation_checkpointing=settings.activation_checkpointing,
-        loss=settings.loss,
-    )
-    if configuration.compile:
-        model.compile_blocks()
-    optimizer = build_optimizer(
-        model, OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
-    )
-    if configuration.foreach:
-        use_foreach(optimizer)
-    wave = settings.micro_batch_size * settings.seq_len * settings.world_size
-    plan = plan_batch(
-        tokens_per_step=wave * settings.grad_accum_steps,
-        seq_len=settings.seq_len,
-        micro_batch_size=settings.micro_batch_size,
-        world_size=settings.world_size,
-    )
-    return build_engine(
-        model,
-        optimizer,
-        launched=launched,
-        plan=plan,
-        accumulation=settings.accumulation,
-        precision=settings.precision,
-        grad_clip=1.0,
-    )
-
-
 def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
     """Return tokens and targets of one step."""
     shape = (configuration.micro_batch_size, configuration.seq_len)
@@ -119,7 +80,7 @@ def random_micro_batches(configuration: Configuration) -> list[MicroBatch]:
 
 
 def _parts(engine: Engine, peak: MeasuredPeak, configuration: Configuration) -> dict[str, int]:
-    """Tell the parts that can be told by who allocated them: the optimizer's, and a plain loss."""
+    """Return the parts that show in who allocated them: the optimizer's, and a plain loss."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     moments = [
         getattr(tensor, "_local_tensor", tensor)

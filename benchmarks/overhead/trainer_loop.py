@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.overhead_arms.order import Order, main
-from benchmarks.overhead_arms.turns import Turns
-from benchmarks.overhead_arms.workload import GRAD_CLIP, LR, build_model, read_tokens
+from benchmarks.overhead.turns import LoopOrder, Turns, main
+from benchmarks.overhead.workload import GRAD_CLIP, LR, build_model, read_tokens
 
 
 class WithLoss(nn.Module):
@@ -43,7 +42,7 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
 
 
 class TakingTurns(TrainerCallback):
-    """Waits for the arm's turns and reports the loss."""
+    """Waits for the case's turns and reports the loss."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -58,7 +57,7 @@ class TakingTurns(TrainerCallback):
             self.turns.loss(logs["loss"])
 
 
-def train(order: Order, turns: Turns) -> None:
+def train(order: LoopOrder, turns: Turns) -> None:
     """Train until there are no more turns."""
     workload = order.workload
     has_gpu = torch.cuda.is_available()
@@ -85,7 +84,7 @@ def train(order: Order, turns: Turns) -> None:
         dataloader_pin_memory=has_gpu,
     )
     Trainer(
-        model=WithLoss(build_model(workload, order.loss)),
+        model=WithLoss(build_model(workload, order.case.loss)),
         args=arguments,
         train_dataset=Sequences(read_tokens(order.data), workload.seq_len),
         callbacks=[TakingTurns(turns)],
