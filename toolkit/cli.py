@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from toolkit import __version__
+from toolkit.commands.evaluate import evaluate
+from toolkit.commands.generate import generate
 from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
 from toolkit.home import expand_words
@@ -285,6 +287,10 @@ def default(out: Annotated[Path, typer.Option(help="Folder for train/ and val/."
     from toolkit.data.default_text import prepare_default_text
 
     typer.echo(prepare_default_text(out).summary)
+
+
+app.command()(generate)
+app.command("eval")(evaluate)
 
 
 RunFolder = Annotated[
