@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 import typer
 
 from toolkit import __version__
+from toolkit.commands.compare import compare
 from toolkit.commands.evaluate import evaluate
 from toolkit.commands.generate import generate
+from toolkit.commands.plot import plot
+from toolkit.commands.runs import runs
 from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 from toolkit.errors import ReaderGone, ToolkitError, UntrustedError, UsageError
 from toolkit.home import expand_words
@@ -291,6 +294,9 @@ def default(out: Annotated[Path, typer.Option(help="Folder for train/ and val/."
 
 app.command()(generate)
 app.command("eval")(evaluate)
+app.command()(plot)
+app.command()(compare)
+app.command()(runs)
 
 
 RunFolder = Annotated[

@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.checkpoint.store import MANIFEST, CheckpointStore, find_damage
-from toolkit.config import load_run_config
 from toolkit.errors import UntrustedError, UsageError
-from toolkit.training.run_folder import run_folder
-
-_CONFIGURATIONS = (".yaml", ".yml")
+from toolkit.runs.record import find_run
 
 
 @dataclass(frozen=True)
@@ -65,22 +62,6 @@ def find_all(path: Path) -> list[Source]:
     if not checkpoints:
         raise UsageError(f"{run} holds no checkpoint")
     return [_checkpoint(checkpoint, None) for checkpoint in checkpoints]
-
-
-def find_run(path: Path) -> Path:
-    """Return a run's folder, given that or the run's configuration.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if path.suffix in _CONFIGURATIONS:
-        path = run_folder(load_run_config(path))
-    if not any((path / name).exists() for name in ("checkpoints", "metrics.jsonl", "config.yaml")):
-        raise UsageError(
-            f"{path} is no run; give <output_dir>/<run_name>, the run's YAML, a checkpoint in it "
-            "or an exported folder"
-        )
-    return path
 
 
 def step_of(checkpoint: Path) -> int:
