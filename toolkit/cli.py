@@ -8,8 +8,10 @@ import typer
 
 from toolkit import __version__
 from toolkit.commands.compare import compare
+from toolkit.commands.config import config
 from toolkit.commands.evaluate import evaluate
 from toolkit.commands.generate import generate
+from toolkit.commands.init import init
 from toolkit.commands.plot import plot
 from toolkit.commands.runs import runs
 from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
@@ -297,6 +299,8 @@ app.command("eval")(evaluate)
 app.command()(plot)
 app.command()(compare)
 app.command()(runs)
+app.command()(init)
+app.command()(config)
 
 
 RunFolder = Annotated[

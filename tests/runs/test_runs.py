@@ -55,8 +55,8 @@ def test_two_runs_are_compared(make: Make) -> None:
     )
     lines = printed("compare", str(a), str(b)).splitlines()
     assert lines[2:] == [
-        "strategy        ddp -> fsdp2",
-        "seed            1337 -> 1",
+        "strategy ddp -> fsdp2",
+        "seed     1337 -> 1",
         "loss            differs from step 2 on: 5.000000, 5.500000 (+1.00e-01); at step 3 "
         "4.000000, 4.400000 (+1.00e-01)",
         "grad_norm       differs from step 2 on: 10.000000, 11.000000 (+1.00e-01); at step 3 "

@@ -26,7 +26,9 @@ def _settings(a: RunRecord, b: RunRecord) -> list[str]:
     pairs = [(key, a.launch.get(key), b.launch.get(key)) for key in _LAUNCH]
     keys = sorted((a.config.keys() | b.config.keys()) - set(_SILENT))
     pairs += [(key, a.config.get(key), b.config.get(key)) for key in keys]
-    return [f"{key:<15} {before} -> {after}" for key, before, after in pairs if before != after]
+    differing = [pair for pair in pairs if pair[1] != pair[2]]
+    width = max((len(key) for key, _, _ in differing), default=0)
+    return [f"{key:<{width}} {before} -> {after}" for key, before, after in differing]
 
 
 def _learned(a: RunRecord, b: RunRecord) -> Iterator[str]:
