@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toolkit.commands.options import AsJson, Tokenizer, TrainedModel
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, its YAML, a checkpoint, or a GPT-2 folder of transformers.",
-            show_default=False,
-        ),
-    ],
+    run: TrainedModel,
     step: Annotated[
         str | None,
         typer.Option(
@@ -52,14 +46,8 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="A tiktoken name, tokenizer.json or SentencePiece file.",
-            show_default="that of the training data",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Report loss, perplexity and bits per byte, or the accuracy in multiple choice.
 

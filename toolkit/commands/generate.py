@@ -6,18 +6,12 @@ from typing import Annotated
 
 import typer
 
+from toolkit.commands.options import Tokenizer, TrainedModel
 from toolkit.errors import UsageError
 
 
 def generate(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, its YAML, a checkpoint, or a GPT-2 folder of transformers.",
-            show_default=False,
-        ),
-    ],
+    run: TrainedModel,
     prompt: Annotated[
         str, typer.Option(help="Text to continue; - reads standard input.", metavar="TEXT|-")
     ] = "",
@@ -35,13 +29,7 @@ def generate(
     step: Annotated[
         int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="A tiktoken name, tokenizer.json or SentencePiece file.",
-            show_default="that of the training data",
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Continue a text, written out as it comes.
 

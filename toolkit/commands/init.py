@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
+from toolkit.commands.options import Overrides
 from toolkit.errors import UsageError
 
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", show_default=False)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value]...", show_default=False)
-    ] = None,
+    overrides: Overrides = None,
     preset: Annotated[
         str, typer.Option(help="One of configs/train, whose values are written.")
     ] = "gpt2",
