@@ -1,7 +1,6 @@
 """`toolkit generate`: text from a trained model."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer

@@ -83,10 +83,11 @@ class TokenStream:
         the SHA-256 of each shard and of the vocabulary.
         """
         digest = hashlib.sha256()
+        kind = max((shard.type for shard in self.shards), key=lambda kind: kind.itemsize)
         for sample in range(_SAMPLES):
             start = sample * max(len(self) - _SAMPLE_TOKENS, 0) // (_SAMPLES - 1)
             stop = min(start + _SAMPLE_TOKENS, len(self))
-            digest.update(self.read(start, stop).astype("<u2").tobytes())
+            digest.update(self.read(start, stop).astype(kind).tobytes())
         folders = [Path(name) for name in self._names if Path(name).is_dir()]
         indexes = [index for folder in folders if (index := read_index(folder))]
         return {
