@@ -113,6 +113,12 @@ def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
     if index is None:
         refuse_unfinished(folder)
         return [_scanned(path, vocab_size) for path in _shards_of_one_split(folder)]
+    vocabulary = index.vocabulary
+    if vocabulary.size > vocab_size:
+        raise UsageError(
+            f"{folder}: prepared with the vocabulary '{vocabulary.name}' of {vocabulary.size:,} "
+            f"tokens, but a vocabulary of {vocab_size:,} is expected; raise model.vocab_size"
+        )
     shards = []
     for entry in index.shards:
         shard = check_shard(folder, entry)
