@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import read_state, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState, read_training_state
 from toolkit.config import load_run_config
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
@@ -107,11 +107,11 @@ class Checkpoints:
         )
         if found is None:
             return 0
-        position = read_position(found)
-        read_state(engine, found, with_moments=position.moments, updates=position.updates)
-        if position.loss_scale and engine.loss_scale:
-            engine.load_loss_scale(position.loss_scale)
-        return position.step
+        state = read_training_state(found)
+        read_state(engine, found, with_moments=state.moments, updates=state.updates)
+        if state.loss_scale and engine.loss_scale:
+            engine.load_loss_scale(state.loss_scale)
+        return state.step
 
     def save(self, step: int, *, tokens: int = 0) -> Path:
         """Have the state after `step` updates on the disk when this returns; return its folder.
@@ -120,7 +120,7 @@ class Checkpoints:
             SaveError: it could not be written; earlier checkpoints are as they were.
         """
         engine = self._engine
-        position = Position(
+        state = TrainingState(
             step=step,
             data_step=step,
             updates=step,
@@ -134,7 +134,7 @@ class Checkpoints:
             data={},
             versions={"python": platform.python_version(), **package_versions()},
         )
-        self._saver.begin(position)
+        self._saver.begin(state)
         final = self._saver.finish()
         assert final is not None
         self._saver.close()

@@ -11,8 +11,8 @@ import torch
 
 import toolkit
 from tests.examples import under
+from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
-from toolkit.verify.launch import launch
 
 STRATEGIES = ("ddp", "fsdp2", "zero3")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.state import part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, write_tensors
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.config import load_run_config
 from toolkit.inference.source import find_source
 from toolkit.inference.trained import Trained, read_trained
@@ -33,10 +33,10 @@ def save(run_file: Path, model: GPT2, step: int, overrides: list[str] = GPT2_WOR
         for name, value in named.items()
     ]
     shapes = {name: list(value.shape) for name, value in named.items()}
-    position = Position.after(step, shapes=shapes, config=config.model_dump(mode="json"))
+    state = TrainingState.after(step, shapes=shapes, config=config.model_dump(mode="json"))
     store.begin(step)
     part = write_tensors(store.partial(step) / part_name(0), entries)
-    store.commit(step, position.to_json(), {part_name(0): part}, keep_last=9)
+    store.commit(step, state.to_json(), {part_name(0): part}, keep_last=9)
     return run
 
 

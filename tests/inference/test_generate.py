@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tests.inference.conftest import CPU, GPT2_WORDS, random_model, save
-from toolkit.commands.checkpoint import export_checkpoint
 from toolkit.data.tokenizers import open_tokenizer
 from toolkit.errors import UsageError
 from toolkit.inference.generate import Sampling, generate
@@ -13,6 +12,7 @@ from toolkit.inference.source import find_source
 from toolkit.inference.text import stream_text
 from toolkit.inference.trained import Trained, read_trained
 from toolkit.model.cache import KeyValueCache
+from toolkit.training.exchange import export_checkpoint
 
 GREEDY = Sampling(temperature=0)
 PROMPT = "To be, or not"

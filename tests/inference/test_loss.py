@@ -19,7 +19,7 @@ from toolkit.data.tokenizers import open_tokenizer
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.inference.loss import TextLoss, text_loss
 from toolkit.inference.ranks import Ranks
-from toolkit.inference.source import find_source
+from toolkit.inference.source import Source, find_source
 from toolkit.inference.text_data import open_tokens
 from toolkit.inference.trained import Trained, read_trained
 
@@ -123,7 +123,7 @@ def test_another_tokenizer_than_that_of_the_data_is_refused(run_file: Path, run:
     fields = json.loads(state.read_text())
     fields["data"] = {"vocabulary_sha256": ["0" * 64]}
     state.write_text(json.dumps(fields))
-    source = find_source.__globals__["Source"](state.parent, run, 5)
+    source = Source(state.parent, run, 5)
     with pytest.raises(UsageError, match="trained with another tokenizer than gpt2"):
         read_trained(source, device=torch.device("cpu"))
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.store import MANIFEST, CheckpointStore, find_damage
-from toolkit.errors import UntrustedError, UsageError
+from toolkit.checkpoint.listing import choose_checkpoint, committed_checkpoints
+from toolkit.checkpoint.store import MANIFEST
+from toolkit.errors import UsageError
 from toolkit.runs.record import find_run
 
 
@@ -40,28 +41,18 @@ def find_source(path: Path, *, step: int | None = None) -> Source:
             raise UsageError(f"{path} is an exported model, which has no step {step}")
         return Source(path, None, None)
     if (path / MANIFEST).is_file():
-        return _checkpoint(path, step)
-    run = find_run(path)
-    store = CheckpointStore(run / "checkpoints")
-    if step is None:
-        newest, _ = store.newest_good()
-        if newest is None:
-            raise UsageError(f"{run} holds no checkpoint")
-        return Source(newest, run, step_of(newest))
-    checkpoint = store.folder / f"step_{step:08d}"
-    if checkpoint not in store.committed():
-        steps = ", ".join(str(step_of(found)) for found in store.committed()) or "none"
-        raise UsageError(f"{run} has no checkpoint of step {step}; there are {steps}")
-    return _checkpoint(checkpoint, None)
+        path = path.absolute()
+        if step not in (None, step_of(path)):
+            raise UsageError(f"{path} is the checkpoint of step {step_of(path)}, not {step}")
+        return _checkpoint(choose_checkpoint(path.parents[1], step_of(path)))
+    return _checkpoint(choose_checkpoint(find_run(path), step))
 
 
 def find_all(path: Path) -> list[Source]:
     """Return every checkpoint of a run, oldest first; raises as `find_source`."""
     run = find_run(path)
-    checkpoints = CheckpointStore(run / "checkpoints").committed()
-    if not checkpoints:
-        raise UsageError(f"{run} holds no checkpoint")
-    return [_checkpoint(checkpoint, None) for checkpoint in checkpoints]
+    steps = [step_of(checkpoint) for checkpoint in committed_checkpoints(run)]
+    return [_checkpoint(choose_checkpoint(run, step)) for step in steps]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -69,10 +60,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def _checkpoint(folder: Path, step: int | None) -> Source:
+def _checkpoint(folder: Path) -> Source:
     folder = folder.absolute()
-    if step not in (None, step_of(folder)):
-        raise UsageError(f"{folder} is the checkpoint of step {step_of(folder)}, not {step}")
-    if damage := list(find_damage(folder)):
-        raise UntrustedError("; ".join(damage))
     return Source(folder, folder.parents[1], step_of(folder))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from toolkit.checkpoint.import_weights import read_weights
-from toolkit.checkpoint.position import read_position
 from toolkit.checkpoint.state import PortableState
+from toolkit.checkpoint.training_state import read_training_state
 from toolkit.data.index import read_index
 from toolkit.data.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from toolkit.errors import UntrustedError, UsageError
@@ -90,12 +90,14 @@ def read_trained(source: Source, *, device: torch.device, tokenizer: str | None 
         sizes, weights, config = _exported(source.folder)
         chosen = open_tokenizer(tokenizer or _exported_tokenizer(source.folder))
     else:
-        position = read_position(source.folder)
-        config = position.config
+        state = read_training_state(source.folder)
+        config = state.config
+        if "model" not in config:
+            raise UsageError(f"{source.folder} was written by a loop that is not the toolkit's")
         sizes = _sizes(config["model"])
-        weights = _read_checkpoint(source.folder, position.shapes)
+        weights = _read_checkpoint(source.folder, state.shapes)
         chosen = open_tokenizer(tokenizer or _tokenizer_of_data(config["data"]["train"]))
-        _check_tokenizer(source, chosen, position.data.get("vocabulary_sha256", []))
+        _check_tokenizer(source, chosen, state.data.get("vocabulary_sha256", []))
     # The sum of the loss is never taken over all logits at once.
     with torch.device("meta"):
         model = GPT2(sizes, loss="chunked")
@@ -106,10 +108,10 @@ def read_trained(source: Source, *, device: torch.device, tokenizer: str | None 
 
 def _read_checkpoint(folder: Path, shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     with ExitStack() as files:
-        state = PortableState(folder, files)
+        tensors = PortableState(folder, files)
         sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
-        state.check_complete("parameter", sizes)
-        return {name: state.whole("parameter", name, shape) for name, shape in shapes.items()}
+        tensors.check_complete("parameter", sizes)
+        return {name: tensors.whole("parameter", name, shape) for name, shape in shapes.items()}
 
 
 def _exported(folder: Path) -> tuple[ModelSizes, dict[str, torch.Tensor], dict[str, Any]]:
