@@ -18,14 +18,10 @@ from benchmarks.axes import Sweep
 from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
 from benchmarks.group import Group, start_group
 from benchmarks.links import Link, linked
-from benchmarks.machine import (
-    Machine,
-    describe_environment,
-    flops_per_token,
-    peak_flops_per_s,
-)
+from benchmarks.machine import Machine, describe_environment
 from benchmarks.record import Arm, Record, Split
 from toolkit.launch.processes import ProcessError
+from toolkit.model.flops import flops_per_token, peak_flops_per_s
 
 FIRST_PORT = 29_600
 """For groups on links, which have all ports of their namespace to themselves."""

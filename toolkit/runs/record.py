@@ -30,6 +30,7 @@ class RunRecord:
         launch: `launch.yaml`; empty before the run has started.
         records: of `metrics.jsonl`.
         summary: None while it trains, or after it was killed.
+        environment: `environment.json`; empty before the run has started.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class RunRecord:
     launch: dict[str, Any]
     records: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    environment: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -114,7 +116,14 @@ def read_run(path: Path) -> RunRecord:
     folder = find_run(path)
     config, launch = (_read(folder / name) for name in (_CONFIG, "launch.yaml"))
     records = read_metrics(folder / "metrics.jsonl")
-    return RunRecord(folder, dotted_values(config), launch, records, read_summary(folder))
+    return RunRecord(
+        folder,
+        dotted_values(config),
+        launch,
+        records,
+        read_summary(folder),
+        _read(folder / "environment.json"),
+    )
 
 
 def find_runs(folder: Path) -> Iterator[RunRecord]:
@@ -137,6 +146,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """JSON is YAML."""
     return load_yaml_mapping(path) if path.is_file() else {}
 
 
