@@ -91,7 +91,10 @@ def verify(
 
 @data.command()
 def default(out: Annotated[Path, typer.Option(help="Folder for train/ and val/.")]) -> None:
-    """Fetch and prepare the text that the demo run trains on."""
+    """Fetch and prepare the text that the demo run trains on.
+
+    Example: toolkit data default --out data/default
+    """
     from toolkit.data.default_text import prepare_default_text
 
     typer.echo(prepare_default_text(out).summary)

@@ -70,7 +70,10 @@ def estimate(
     plot: Plot = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say how much memory a run takes per GPU, for every strategy and mode."""
+    """Say how much memory a run takes per GPU, for every strategy and mode.
+
+    Example: toolkit estimate --config my.yaml --world-size 8 --gpu A100-80
+    """
     from toolkit.engines.strategies import STRATEGIES
     from toolkit.memory.question import Question, step_tokens
     from toolkit.memory.rows import Ranks

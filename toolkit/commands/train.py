@@ -21,6 +21,8 @@ def train(
     """Print the `accelerate launch` line of a run, run it, and return the run's exit code.
 
     The pair of files and the data are checked before anything is started.
+
+    Example: toolkit train --strategy fsdp2 --num-processes 2 --config my.yaml
     """
     from toolkit.training.start import start
 
