@@ -89,9 +89,9 @@ def test_carrying_on_without_the_file_begins_one(path: Path) -> None:
 def test_the_line_of_a_step() -> None:
     assert train_line(RECORD, steps=100) == (
         "step    12/100 | loss 3.1416 | grad_norm 0.988 | lr 6.00e-04 | 42 ms | "
-        "12,346 tokens/s | 1.500 GiB"
+        "12,346 tokens/s | 1.5 GiB"
     )
-    assert train_line({**RECORD, "skipped": 3}, steps=100).endswith(" | 1.500 GiB | skipped 3")
+    assert train_line({**RECORD, "skipped": 3}, steps=100).endswith(" | 1.5 GiB | skipped 3")
 
 
 def test_the_line_of_an_evaluation() -> None:

@@ -361,7 +361,7 @@ def test_an_estimate_above_the_device_is_said_before_the_first_step(
     monkeypatch.setattr(worker, "_memory_of", lambda device: 2**20)
     assert worker.main(["--config", str(run_file), "training.steps=2"]) == 0
     said = capsys.readouterr().out
-    assert "GiB there are: " in said
+    assert "exceeds the 1 MiB there are: " in said
     assert said.index("warning: the estimate of") < said.index("step     1/2")
     assert summary(run_file)["estimated_peak_memory_bytes"] > 2**20
     monkeypatch.setattr(worker, "_memory_of", lambda device: 2**40)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from toolkit.errors import SaveError, UsageError
-
-GIB = 2**30
+from toolkit.memory.hardware import with_unit
 
 
 class MetricsLog:
@@ -92,7 +91,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def train_line(record: dict[str, Any], *, steps: int) -> str:
     """Return the console line of a training record."""
     peak = record["peak_memory_bytes"]
-    memory = f" | {peak / GIB:.3f} GiB" if peak is not None else ""
+    memory = f" | {with_unit(peak)}" if peak is not None else ""
     skipped = f" | skipped {record['skipped']}" if record.get("skipped") else ""
     return (
         f"step {record['step']:>5}/{steps} | loss {record['loss']:.4f} | "

@@ -21,7 +21,7 @@ from toolkit.launch.check import check_launched
 from toolkit.launch.exit_code import leave_exit_code
 from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
-from toolkit.memory.hardware import GIB
+from toolkit.memory.hardware import with_unit
 from toolkit.memory.report import describe_parts
 from toolkit.training.run_folder import (
     begin_start,
@@ -174,7 +174,7 @@ def _run(
         reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
         raise OutOfMemoryError(
             f"out of memory on rank {launched.rank}: {reason}; "
-            f"estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
+            f"estimated {with_unit(estimate.total)} per rank at {estimate.moment}: "
             f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
         ) from None
 
