@@ -169,7 +169,7 @@ def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:
     write_summary(folder, {**summary, "tokens_per_s": None})
     ran = toolkit_program("summary", run_file)
     assert ran.code == 0
-    assert ran.out.splitlines()[0] == "done: 1 steps, 512 tokens, 1 parameters, ddp on 2"
+    assert ran.out.splitlines()[0] == "done: 1 step, 512 tokens, 1 parameter, ddp on 2"
 
 
 def test_no_folder_is_called_tilde(

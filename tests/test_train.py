@@ -168,7 +168,7 @@ def _slip(run_file: Path) -> None:
     [
         (_no_shards, UsageError, "train: holds no shard"),
         (_too_few_tokens, UsageError, "one step needs 513 tokens"),
-        (_damaged_val, UntrustedError, "val/shard_000000.bin: the header says"),
+        (_damaged_val, UntrustedError, "val/shard_000000.bin: the header has"),
         (_padding_id, UsageError, "is id 50290, but a vocabulary of 50257 ends at id 50256"),
         (_slip, UsageError, "did you mean 'model.vocab_size'?"),
     ],

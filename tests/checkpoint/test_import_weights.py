@@ -146,7 +146,7 @@ def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_
 
 def test_more_positions_are_cropped_when_that_is_asked_for(theirs: tuple[Any, Path]) -> None:
     folder, short = theirs[1], replace(SIZES, block_size=24)
-    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop leaves"):
+    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop drops"):
         read_weights(folder, short, trust=False)
     whole = read_weights(folder, SIZES, trust=False)
     cropped = read_weights(folder, short, trust=False, crop=True)

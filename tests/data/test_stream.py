@@ -96,10 +96,10 @@ def test_a_folder_is_compared_with_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bytes": 1046}, r"shard_000000\.bin: 1044 bytes, but index.json says 1046"),
+        ({"bytes": 1046}, r"shard_000000\.bin: 1044 bytes, but index.json has 1046"),
         ({"file": "other.bin"}, r"other\.bin: missing"),
         ({"file": "../other.bin"}, "no plain file name"),
-        ({"tokens": 9}, r"10 tokens in llm\.c's layout, but index\.json says 9"),
+        ({"tokens": 9}, r"10 tokens in llm\.c's layout, but index\.json has 9"),
         ({"bytes": "1044"}, "not the index"),
         ({"max_token_id": -1}, "not the index"),
     ],

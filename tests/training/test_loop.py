@@ -242,7 +242,7 @@ def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None
     first.fit()
     for path in first.store.committed():
         (path / "manifest.json").unlink()
-    with pytest.raises(UntrustedError, match="no checkpoint here can be carried on from"):
+    with pytest.raises(UntrustedError, match="no checkpoint here can be resumed from"):
         start("training.checkpoint_every=2")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.store import CheckpointStore, damaged_files, find_damage, read_manifest
 from toolkit.checkpoint.training_state import read_training_state
+from toolkit.counted import counted
 from toolkit.errors import UntrustedError, UsageError
 
 
@@ -28,7 +29,7 @@ def _describe(checkpoint: Path) -> str:
     state = read_training_state(checkpoint)
     return (
         f"{state.tokens:,} tokens, written by {state.strategy} on {state.world_size}, "
-        f"{len(files) - 1} {'part' if len(files) == 2 else 'parts'}, "
+        f"{counted(len(files) - 1, 'part')}, "
         f"{sum(file.bytes for file in files.values()):,} bytes"
     )
 

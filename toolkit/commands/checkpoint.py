@@ -1,4 +1,4 @@
-"""`toolkit checkpoint`: what a run can carry on from, whether it is intact, and exchange."""
+"""`toolkit checkpoint`: what a run can resume from, whether it is intact, and exchange."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from toolkit.commands.options import Overrides, RunFile
 
 checkpoint = typer.Typer(
-    help="What a run can carry on from, and weights in transformers' layout.", no_args_is_help=True
+    help="What a run can resume from, and weights in transformers' layout.", no_args_is_help=True
 )
 
 RunFolder = Annotated[
@@ -78,7 +78,7 @@ def _import(
         bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
     ] = False,
     crop: Annotated[
-        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+        bool, typer.Option("--crop", help="Drop positions beyond model.block_size.")
     ] = False,
 ) -> None:
     """Let a run start from GPT-2 weights in transformers' layout.

@@ -39,7 +39,7 @@ def prepare(
         typer.Option(help="Documents that resemble an earlier one."),
     ] = "keep",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out bad documents and count them.")
+        bool, typer.Option("--skip-bad", help="Skip bad documents and count them.")
     ] = False,
     shard_tokens: Annotated[int, typer.Option(help="Tokens per shard.")] = 100_000_000,
     processes: Annotated[

@@ -28,7 +28,7 @@ PerMachine = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option(help="The GPU it has to fit: A100-80, 4090, as nvidia-smi says, or 24GiB."),
+    typer.Option(help="The GPU it has to fit: A100-80, 4090, nvidia-smi's name, or 24GiB."),
 ]
 TrainedModel = Annotated[
     Path,

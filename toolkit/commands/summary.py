@@ -12,7 +12,7 @@ def summary(
     config: Annotated[Path, typer.Argument(metavar="RUN.yaml", show_default=False)],
     overrides: Overrides = None,
 ) -> None:
-    """Report what a run did: its loss, speed, last sample and folder.
+    """Summarise what a run did: its loss, speed, last sample and folder.
 
     Example: toolkit summary my.yaml
     """

@@ -12,10 +12,10 @@ def train(
     config: RunFile,
     overrides: Overrides = None,
     num_processes: Annotated[
-        int | None, typer.Option(help="Processes to start; else as the launch file says.")
+        int | None, typer.Option(help="Processes to start; else the launch file's.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to pass over a damaged checkpoint.")
+        bool, typer.Option("--strict", help="Refuse to skip a damaged checkpoint.")
     ] = False,
 ) -> None:
     """Print the `accelerate launch` line of a run, run it, and return the run's exit code.

@@ -36,7 +36,7 @@ def find_text_files(
     """Return the text files that `inputs` name, and how many other files were ignored.
 
     Folders are searched to the bottom, in the order of the names, linked ones as well, each once;
-    hidden files and folders are passed over uncounted. A name that is not there may be a pattern.
+    hidden files and folders are skipped uncounted. A name that is not there may be a pattern.
 
     Args:
         inputs: files, folders and patterns.
@@ -64,7 +64,7 @@ def find_text_files(
 
 
 def is_json_lines(path: str | Path) -> bool:
-    """Tell whether each line of a file is a document."""
+    """Whether each line of a file is a document."""
     return str(path).lower().endswith(_JSON_LINES_SUFFIX)
 
 
@@ -155,7 +155,7 @@ def _in_folder(folder: Path, extensions: Collection[str]) -> tuple[list[Path], i
         searched.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
-        # A link to nothing may be a folder that is not mounted; its survey says what it is.
+        # A link to nothing may be a folder that is not mounted; its survey reports what it is.
         texts = [path for path in paths if kind_of(path, extensions) or not os.path.exists(path)]
         files += texts
         ignored += len(paths) - len(texts)

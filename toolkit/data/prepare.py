@@ -207,7 +207,7 @@ def _executor(processes: int) -> Executor:
 
 
 def _cores() -> int:
-    """Cores this process may use; macOS cannot tell, so there it is all of them."""
+    """Cores this process may use; macOS has no such limit."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -215,7 +215,7 @@ def _cores() -> int:
 
 
 def _is_much(files: Sequence[TextFile]) -> bool:
-    """Tell whether there is enough text, 4 MB, to make up for starting processes."""
+    """Whether there is enough text, 4 MB, to make up for starting processes."""
     return sum(map(_size, files)) > 4 * 10**6
 
 

@@ -110,8 +110,8 @@ def inspect_shard(path: Path) -> Shard:
 
     Raises:
         UsageError: the file cannot be read, holds no tokens, or has another layout, version or
-            type of token; the message says what was found and what is expected.
-        UntrustedError: the size of the file contradicts what it says it holds.
+            type of token; the message names what was found and what is expected.
+        UntrustedError: the size of the file contradicts its header.
     """
     if path.suffix == ".npy":
         shard = _inspect_npy(path)
@@ -156,7 +156,7 @@ def _inspect_bin(path: Path) -> Shard:
     if version != (expected := _VERSIONS[magic]):
         raise UsageError(f"{path}: header version {version}, but version {expected} is expected")
     if tokens < 0:
-        raise UntrustedError(f"{path}: the header says {tokens} tokens")
+        raise UntrustedError(f"{path}: the header has {tokens} tokens")
     kind = _TYPES[magic]
     _check_size(path, size, offset=HEADER_BYTES, tokens=tokens, kind=kind)
     return Shard(path, "llm.c", HEADER_BYTES, tokens, kind)
@@ -216,7 +216,7 @@ def _check_size(
     if offset == 0:
         raise UntrustedError(f"{path}: {size} bytes are no whole number of 16-bit tokens")
     raise UntrustedError(
-        f"{path}: the header says {tokens} tokens, so {expected} bytes are expected, but the file "
+        f"{path}: the header has {tokens} tokens, so {expected} bytes are expected, but the file "
         f"has {size}"
     )
 

@@ -77,7 +77,7 @@ class TokenStream:
         return np.concatenate(pieces, dtype=np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what tells these tokens from others without reading them all.
+        """Return what distinguishes these tokens from others without reading them all.
 
         That is their number, a SHA-256 over 256 samples spread evenly, and, of prepared folders,
         the SHA-256 of each shard and of the vocabulary.
@@ -132,7 +132,7 @@ def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
 
 
 def _shards_of_one_split(folder: Path) -> list[Path]:
-    """Without an index only the names can say that a folder holds training and validation data."""
+    """Without an index only the names can show that a folder holds training and validation data."""
     paths = shard_files(folder)
     if not paths:
         raise UsageError(f"{folder}: holds no shard (.bin or .npy)")

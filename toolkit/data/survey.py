@@ -111,7 +111,7 @@ def survey(path: Path, name: str | None = None, *, skip_bad: bool, field: str = 
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Return what tells that a file was changed: its size and the time of its last change."""
+    """Return what shows that a file was changed: its size and the time of its last change."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(0, "not a regular file")

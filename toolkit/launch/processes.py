@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from toolkit.counted import counted
 from toolkit.engines.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
 from toolkit.launch.ownership import end, start, stopping_together
@@ -176,4 +177,6 @@ def launch(
         tempfile.TemporaryDirectory() as folder,
         processes([command], folder=Path(folder), environment=environment) as group,
     ):
-        return group.finish(f"{strategy} on {world_size} processes", timeout_s=timeout_s)
+        return group.finish(
+            f"{strategy} on {counted(world_size, 'process', 'processes')}", timeout_s=timeout_s
+        )

@@ -1,4 +1,4 @@
-"""What the loop says about memory: before a run, after it, and when there was not enough."""
+"""What the loop reports about memory: before a run, after it, and when there was not enough."""
 
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched

@@ -17,7 +17,7 @@ from toolkit.memory.calibration import Calibration
 
 GIB = 2**30
 _UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
-# Words of a name that tell no GPU from another.
+# Words of a name that distinguish no GPU from another.
 _VENDOR = r"nvidia|geforce|quadro|tesla|rtx|amd|instinct|generation|(?<=\d)gb|[^a-z0-9]"
 
 

@@ -15,7 +15,7 @@ from toolkit.program.step import estimate_peak
 class Row:
     """One strategy and mode: its settings and what they need.
 
-    `method` says how that is known; only the formula knows the moment, and a range: `least` is its
+    `method` names how that is known; only the formula knows the moment, and a range: `least` is its
     lower end, `peak` and its parts the upper one, by which is judged what fits. `largest` is the
     largest micro-batch that fits, where that was asked for.
     """

@@ -34,7 +34,7 @@ class KeyValueCache:
     """
 
     def __init__(self, sizes: ModelSizes, *, batch: int, device: torch.device) -> None:
-        shape = (2, batch, sizes.n_head, sizes.block_size, sizes.head_dim)
+        shape = (2, batch, sizes.n_head, sizes.block_size, sizes.n_embd // sizes.n_head)
         self.layers = [LayerCache(*torch.empty(shape, device=device)) for _ in range(sizes.n_layer)]
 
     @property

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from toolkit.config import load_run_config
+from toolkit.counted import counted
 from toolkit.data.index import read_index
 from toolkit.errors import UsageError
 from toolkit.model.flops import utilisation
@@ -35,8 +36,8 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     summary, last = run.summary, run.train[-1]
     samples = [record for record in run.records if record["kind"] == "sample"]
     return [
-        f"{summary['reason']}: {last['step']} steps, {last['tokens']:,} tokens, "
-        f"{summary['parameters']:,} parameters, {summary['strategy']} on {summary['world_size']}",
+        f"{summary['reason']}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens, "
+        f"{counted(summary['parameters'], 'parameter')}, {summary['strategy']} on {summary['world_size']}",
         *_losses(run),
         f"speed           {_rate(run, summary)}",
         *_seen(run),
