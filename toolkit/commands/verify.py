@@ -55,7 +55,6 @@ def verify(
 
     Example: toolkit verify --strategies ddp,fsdp2 --world-sizes 2
     """
-    from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
     from toolkit.errors import UsageError
     from toolkit.verify.options import choices, model_sizes, numbers
     from toolkit.verify.report import build_json

@@ -37,7 +37,8 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     samples = [record for record in run.records if record["kind"] == "sample"]
     return [
         f"{summary['reason']}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens, "
-        f"{counted(summary['parameters'], 'parameter')}, {summary['strategy']} on {summary['world_size']}",
+        f"{counted(summary['parameters'], 'parameter')}, "
+        f"{summary['strategy']} on {summary['world_size']}",
         *_losses(run),
         f"speed           {_rate(run, summary)}",
         *_seen(run),
