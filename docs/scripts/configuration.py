@@ -37,4 +37,5 @@ def _table(keys: list[Key]) -> str:
         f"| `{key.name}` | {key.type} | `{key.default}` | {key.meaning} |".replace("  ", " ")
         for key in keys
     ]
-    return "\n".join(["| key | values | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    head = ["| key | values | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows, ""])

@@ -28,7 +28,8 @@ def _parts() -> Iterator[str]:
                 yield f"## `{folder.relative_to(ROOT)}/`\n"
                 yield from _about(folder / "__init__.py")
                 yield "| module | what is in it |\n| --- | --- |"
-                yield "\n".join(f"| `{path.name}` | {_first_line(path)} |" for path in modules) + "\n"
+                rows = (f"| `{path.name}` | {_first_line(path)} |" for path in modules)
+                yield "\n".join(rows) + "\n"
 
 
 def _about(package: Path) -> Iterator[str]:
