@@ -69,6 +69,12 @@ docs: $(READY)
 	$(BIN)/python -m docs.scripts
 	$(BIN)/mkdocs build
 
+# Outputs in the documents that are no longer what is printed, rewritten in place by the tests that
+# compare them. Numbers that may differ from run to run stay.
+samples: $(READY)
+	$(BIN)/pytest --rewrite-samples -k "show or with_75" tests/test_samples.py tests/wheel \
+		tests/distributed/test_equivalence.py tests/checkpoint/test_crashes.py
+
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default
 

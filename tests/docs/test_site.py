@@ -1,4 +1,4 @@
-"""The site builds without a warning and without the network, and links of other documents lead on."""
+"""The site builds without a warning or the network, and links of other documents lead on."""
 
 import os
 import re
