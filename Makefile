@@ -67,7 +67,7 @@ save-times: $(READY)
 # The site of docs/ in build/site, after what is generated in it; a broken link is an error.
 docs: $(READY)
 	$(BIN)/python -m docs.scripts
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Outputs in the documents that are no longer what is printed, rewritten in place by the tests that
 # compare them. Numbers that may differ from run to run stay.

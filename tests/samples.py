@@ -41,8 +41,9 @@ class Fence:
 
     @property
     def commands(self) -> list[str]:
-        """The command lines of a block without output, their remarks left out."""
-        lines = (re.sub(r"\s+#.*", "", line) for line in self.text.splitlines())
+        """The command lines of a block without output; a remark is no part of one."""
+        joined = re.sub(r"\\\n\s*", "", self.text)
+        lines = (re.sub(r"\s+#.*", "", line) for line in joined.splitlines())
         return [line for line in lines if line]
 
 

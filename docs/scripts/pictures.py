@@ -50,11 +50,11 @@ def step() -> str:
                          "forward, backward", kind="work")  # fmt: skip
     drawing.arrow(504, 94, 538, 126)
     drawing.arrow(504, 168, 538, 140)
-    about = ("sum over all valid", "targets / their number")
-    drawing.card(542, 98, 150, 70, "gradient", *about, kind="talk")
+    lines = ("sum over all valid", "targets / their number")
+    drawing.card(542, 98, 150, 70, "gradient", *lines, kind="talk")
     drawing.arrow(692, 133, 712, 133)
-    about = ("clip, optimizer", "same on all ranks")
-    drawing.card(716, 98, 126, 70, "update", *about, kind="hold")
+    lines = ("clip, optimizer", "same on all ranks")
+    drawing.card(716, 98, 126, 70, "update", *lines, kind="hold")
     drawing.box(78, 56, 144, 158, "line")
     drawing.text(150, 234, "one wave: a micro-step on all ranks", kind="soft", size=12)
     drawing.text(20, 276, "tokens per step = sequences x tokens per sequence x micro-steps x ranks",

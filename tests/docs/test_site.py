@@ -30,8 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_there(site: Path) -> None:
-    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").glob("*.md")}
-    built = {Path(page.stem if page.stem != "index" else "") / "index.html" for page in pages}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    built = {Path("index.html"), *(Path(page) / "index.html" for page in pages)}
     assert [page for page in built if not (site / page).is_file()] == []
 
 
@@ -44,7 +44,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 def test_a_broken_link_ends_the_build(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("[a](nowhere.md) [b](../nothing.py) [c](#none)\n")
+    (tmp_path / "docs" / "page.md").write_text("[a](nowhere.md) [b](../nothing.py) [c](#none)\n")
     settings = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
     settings = settings.replace("docs/scripts/hooks.py", str(ROOT / "docs/scripts/hooks.py"))
     (tmp_path / "mkdocs.yml").write_text(settings)
