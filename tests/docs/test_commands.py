@@ -20,7 +20,7 @@ COMMANDS = [(fence, line) for fence in FENCES if fence.language == "sh" for line
 # One of README's 500 steps shows the same.
 SHORTER = "training.steps=1"
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 
 class Ended(NamedTuple):
@@ -79,7 +79,7 @@ def launched_by(line: str, earlier: dict[str, Ended]) -> Ended:
 def run(line: str) -> Ended:
     if line.startswith("toolkit train"):
         words = [sys.executable, "-m", *shlex.split(line), SHORTER]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
         return Ended(done.returncode, done.stdout + done.stderr)
     printed = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(printed):
@@ -111,7 +111,7 @@ def test_the_documents_programs_run(folder: Path, endings: object) -> None:
             env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
             check=False,
         )
         assert done.returncode == 0, done.stderr
