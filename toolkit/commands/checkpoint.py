@@ -1,19 +1,77 @@
 """`toolkit checkpoint`: what a run can carry on from, whether it is intact, and exchange."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from toolkit.checkpoint.position import Position, read_position
-from toolkit.checkpoint.store import CheckpointStore, find_damage, read_manifest
-from toolkit.config import load_run_config
-from toolkit.errors import SaveError, UntrustedError, UsageError
-from toolkit.training.metrics import read_metrics
-from toolkit.training.run_folder import make_run_folder, sole_user
+import typer
+
+from toolkit.commands.options import Overrides, RunFile
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.export import Exported
+
+checkpoint = typer.Typer(
+    help="What a run can carry on from, and weights in transformers' layout.", no_args_is_help=True
+)
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="<output_dir>/<run_name>", show_default=False)
+]
+
+
+@checkpoint.command("list")
+def _list(run: RunFolder) -> None:
+    """List the checkpoints of a run, the newest last."""
+    for line in list_checkpoints(run):
+        typer.echo(line)
+
+
+@checkpoint.command("verify")
+def _verify(run: RunFolder) -> None:
+    """Check every byte of a run's checkpoints against their manifests."""
+    from toolkit.errors import UntrustedError
+
+    good, problems = verify_checkpoints(run)
+    for line in good:
+        typer.echo(line)
+    for line in problems:
+        typer.echo(line, err=True)
+    raise typer.Exit(UntrustedError.exit_code if problems else 0)
+
+
+@checkpoint.command("export")
+def _export(
+    run: RunFolder,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to.", show_default="RUN/export")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
+    ] = None,
+) -> None:
+    """Write the weights as one safetensors file, beside it what transformers needs to use them."""
+    exported = export_checkpoint(run, out, step=step)
+    typer.echo(exported.weights)
+    typer.echo(f"beside it {', '.join(exported.beside)}", err=True)
+    for remark in exported.remarks:
+        typer.echo(remark, err=True)
+
+
+@checkpoint.command("import")
+def _import(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", show_default=False)],
+    config: RunFile,
+    overrides: Overrides = None,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
+    ] = False,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+    ] = False,
+) -> None:
+    """Let a run start from GPT-2 weights in transformers' layout."""
+    typer.echo(import_weights(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
 
 
 def list_checkpoints(run: Path) -> Iterator[str]:
@@ -22,6 +80,10 @@ def list_checkpoints(run: Path) -> Iterator[str]:
     Raises:
         UsageError: there is no run, or it has no checkpoint.
     """
+    from toolkit.checkpoint.position import read_position
+    from toolkit.checkpoint.store import find_damage, read_manifest
+    from toolkit.errors import UntrustedError
+
     for checkpoint in _committed(run):
         try:
             if damage := next(find_damage(checkpoint, rank=None), None):
@@ -45,6 +107,8 @@ def verify_checkpoints(run: Path) -> tuple[list[str], list[str]]:
     Raises:
         UsageError: there is no run, or it has no checkpoint.
     """
+    from toolkit.checkpoint.store import find_damage
+
     good, problems = [], []
     for checkpoint in _committed(run):
         damage = list(find_damage(checkpoint))
@@ -68,6 +132,9 @@ def export_checkpoint(run: Path, out: Path | None, *, step: int | None) -> "Expo
         SaveError: the weights cannot be written.
     """
     from toolkit.checkpoint.export import export
+    from toolkit.checkpoint.position import read_position
+    from toolkit.errors import UsageError
+    from toolkit.training.metrics import read_metrics
 
     folder = out or run / "export"
     checkpoints = run / "checkpoints"
@@ -100,9 +167,16 @@ def import_weights(
         UntrustedError: the weights cannot be trusted.
         SaveError: the state cannot be written.
     """
+    from functools import partial
+
     from toolkit.checkpoint.import_weights import read_weights
+    from toolkit.checkpoint.position import Position
     from toolkit.checkpoint.state import part_name
+    from toolkit.checkpoint.store import CheckpointStore
     from toolkit.checkpoint.tensors import Entry, write_tensors
+    from toolkit.config import load_run_config
+    from toolkit.errors import SaveError, UsageError
+    from toolkit.training.run_folder import make_run_folder, sole_user
 
     config = load_run_config(config_file, overrides)
     tensors = read_weights(weights, config.model.sizes(), trust=trust, crop=crop)
@@ -129,6 +203,9 @@ def import_weights(
 
 
 def _committed(run: Path) -> list[Path]:
+    from toolkit.checkpoint.store import CheckpointStore
+    from toolkit.errors import UsageError
+
     if not run.is_dir():
         raise UsageError(f"{run} is no run folder; give <output_dir>/<run_name>")
     committed = CheckpointStore(run / "checkpoints").committed()
@@ -138,6 +215,9 @@ def _committed(run: Path) -> list[Path]:
 
 
 def _choose(run: Path, step: int | None) -> Path:
+    from toolkit.checkpoint.store import CheckpointStore, find_damage
+    from toolkit.errors import UntrustedError, UsageError
+
     committed = _committed(run)
     if step is None:
         found, _ = CheckpointStore(run / "checkpoints").newest_good()
