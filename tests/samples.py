@@ -2,7 +2,7 @@
 
 A fence of the language `console` holds samples: a line `$ COMMAND` and the lines below it. In them
 `...` stands for any text, and on a line of its own for any lines. A fence of `sh` holds commands.
-The line `<!-- not run: REASON -->` above one says why no test runs it.
+The line `<!-- not run: REASON -->` above one is why no test runs it.
 """
 
 import re

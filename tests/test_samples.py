@@ -37,8 +37,8 @@ def printed_by(
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     with pytest.raises(SystemExit):
         cli.main()
-    said = capsys.readouterr()
-    return said.out + said.err
+    printed = capsys.readouterr()
+    return printed.out + printed.err
 
 
 def test_every_sample_is_compared_by_a_test() -> None:

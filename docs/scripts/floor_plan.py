@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 _INTRODUCTION = """\
 # Every module
 
-Each line is the first of the module's own docstring. [Architecture](architecture.md) says how they
-hang together.
+Each line is the first of the module's own docstring. [Architecture](architecture.md) explains how
+they hang together.
 """
 
 
