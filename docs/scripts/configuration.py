@@ -11,7 +11,7 @@ value of the file:
 
 ```sh
 toolkit check configs/train/gpt2.yaml
-toolkit estimate --config configs/train/gpt2.yaml optimizer.lr=3e-4 batch.micro_batch_size=8
+toolkit estimate --config configs/train/gpt2.yaml batch.micro_batch_size=8 precision=fp32
 ```
 
 An unknown key, a wrong type or values that contradict each other are refused before anything
@@ -37,4 +37,5 @@ def _table(keys: list[Key]) -> str:
         f"| `{key.name}` | {key.type} | `{key.default}` | {key.meaning} |".replace("  ", " ")
         for key in keys
     ]
-    return "\n".join(["| key | values | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    head = ["| key | values | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows, ""])

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 _INTRODUCTION = """\
 # Every module
 
-Each line is the first of the module's own docstring. [Architecture](architecture.md) says how they
-hang together.
+Each line is the first of the module's own docstring. [Architecture](architecture.md) explains how
+they hang together.
 """
 
 
@@ -28,7 +28,8 @@ def _parts() -> Iterator[str]:
                 yield f"## `{folder.relative_to(ROOT)}/`\n"
                 yield from _about(folder / "__init__.py")
                 yield "| module | what is in it |\n| --- | --- |"
-                yield "\n".join(f"| `{path.name}` | {_first_line(path)} |" for path in modules) + "\n"
+                rows = (f"| `{path.name}` | {_first_line(path)} |" for path in modules)
+                yield "\n".join(rows) + "\n"
 
 
 def _about(package: Path) -> Iterator[str]:

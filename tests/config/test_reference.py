@@ -25,11 +25,11 @@ def test_defaults_are_what_an_empty_file_gives() -> None:
 
 
 def test_a_key_in_full() -> None:
-    assert KEYS["batch.micro_batch_size"] == Key(
-        name="batch.micro_batch_size",
-        type="integer, at least 1, at most 1,048,576",
-        default="1",
-        meaning="Sequences per rank and micro-step; changes memory and speed, never what is learned.",
+    assert KEYS["optimizer.lr"] == Key(
+        name="optimizer.lr",
+        type="number, above 0, at most 1,000",
+        default="0.0006",
+        meaning="Learning rate at the end of warm-up.",
     )
     assert KEYS["training.checkpoint_every"].type == "integer or `never`"
     assert KEYS["optimizer.betas"].type == "list of numbers"
