@@ -72,7 +72,7 @@ def test_less_than_one_wave_names_only_the_number_above():
     assert message.endswith("batch.micro_batch_size to one of 1")
 
 
-def test_a_world_size_that_no_micro_batch_fits_says_so():
+def test_a_world_size_that_no_micro_batch_fits_reports_it():
     message = refusal(tokens_per_step=16, seq_len=1, micro_batch_size=2, world_size=3)
     assert "2 sequences x 1 tokens x 2 micro-steps x 3 ranks = 12" in message
     assert "no batch.micro_batch_size fits: 16 is no multiple of 1 tokens x 3 ranks" in message

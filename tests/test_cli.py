@@ -114,7 +114,7 @@ def test_an_error_of_trust_has_a_code_of_its_own(toolkit_program: Ran, run_file:
     assert ran.err.startswith(f"error: {shard}: ")
 
 
-def test_check_says_what_is_good(toolkit_program: Ran, run_file: Path) -> None:
+def test_check_reports_what_is_good(toolkit_program: Ran, run_file: Path) -> None:
     ran = toolkit_program("check", run_file, ROOT / "configs" / "accelerate" / "ddp.yaml")
     assert ran.code == 0
     assert ran.err == ""
@@ -124,7 +124,7 @@ def test_check_says_what_is_good(toolkit_program: Ran, run_file: Path) -> None:
     assert "4 sequences x 32 tokens x 2 micro-steps x 2 ranks" in pair
 
 
-def test_check_says_what_is_wrong_and_still_what_is_good(
+def test_check_reports_what_is_wrong_and_still_what_is_good(
     toolkit_program: Ran, run_file: Path
 ) -> None:
     bad = run_file.with_name("bad.yaml")

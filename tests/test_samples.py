@@ -132,7 +132,7 @@ def test_the_demos_figures_are_those_of_its_file() -> None:
     assert summary.startswith(f"done: {steps} steps, {tokens}, {parameters}, fsdp2 on 2\n")
 
 
-def test_the_demos_memory_is_what_its_file_says() -> None:
+def test_the_demos_memory_is_what_its_file_names() -> None:
     launched = Launched(
         "fsdp2", rank=0, local_rank=0, world_size=2, replicas=1, precision=DEMO.precision
     )
@@ -141,7 +141,7 @@ def test_the_demos_memory_is_what_its_file_says() -> None:
     sample(TRAIN_DEMO, nth=1).assert_is(f"{line}\n")
 
 
-def test_the_batch_and_the_change_are_told_as_shown(tmp_path: Path) -> None:
+def test_the_batch_and_the_change_are_reported_as_shown(tmp_path: Path) -> None:
     plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
     assert f"`{plan.describe()}`" in (ROOT / "docs" / "concepts.md").read_text()
     before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))

@@ -49,7 +49,7 @@ def leave(folder: Path, records: list[dict[str, Any]], **changes: Any) -> None:
     write_summary(folder, {**SUMMARY, **changes})
 
 
-def test_a_run_is_said_in_a_few_lines(run_file: Path, folder: Path) -> None:
+def test_a_run_is_shown_in_a_few_lines(run_file: Path, folder: Path) -> None:
     leave(folder, RECORDS)
     assert summarise(run_file) == [
         "done: 2 steps, 1,024 tokens, 12,000 parameters, fsdp2 on 2",
@@ -62,7 +62,7 @@ def test_a_run_is_said_in_a_few_lines(run_file: Path, folder: Path) -> None:
     ]
 
 
-def test_what_a_run_does_not_have_is_left_out(run_file: Path, folder: Path) -> None:
+def test_what_a_run_does_not_have_is_not_shown(run_file: Path, folder: Path) -> None:
     leave(folder, RECORDS[:1], tokens_per_s=None)
     assert summarise(run_file)[1:] == [
         "training loss   6.250 at step 1, 6.250 at step 1",
@@ -71,7 +71,7 @@ def test_what_a_run_does_not_have_is_left_out(run_file: Path, folder: Path) -> N
     ]
 
 
-def test_why_a_run_failed_is_said(run_file: Path, folder: Path) -> None:
+def test_why_a_run_failed_is_reported(run_file: Path, folder: Path) -> None:
     leave(folder, RECORDS, exit=6, reason="step 3: the loss is nan")
     assert summarise(run_file)[0].startswith("step 3: the loss is nan: 2 steps")
 
@@ -109,7 +109,7 @@ def test_a_run_that_is_not_over_is_refused(run_file: Path, folder: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b'{"kind": "train", "step": 3, "lo', b"\xff\xfe", b"{}", b"5"])
-def test_a_damaged_line_is_left_out(run_file: Path, folder: Path, damage: bytes) -> None:
+def test_a_damaged_line_is_skipped(run_file: Path, folder: Path, damage: bytes) -> None:
     leave(folder, RECORDS)
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(damage)

@@ -39,7 +39,7 @@ def test_a_kill_while_saving_loses_no_commit(
     assert_ends_as(job, name, straight)
 
 
-def test_carrying_on_after_every_single_step_is_exact(job: Job, straight: str) -> None:
+def test_resuming_after_every_single_step_is_exact(job: Job, straight: str) -> None:
     """Each sequence once per epoch, and the same epochs, however often the run is cut."""
     for stop in range(1, STEPS + 1):
         keys = ("training.checkpoint_every=1", f"training.stop_at={stop}")
@@ -49,7 +49,7 @@ def test_carrying_on_after_every_single_step_is_exact(job: Job, straight: str) -
 
 
 @pytest.mark.parametrize("asynchronous", ["false", pytest.param("true", marks=pytest.mark.long)])
-def test_a_disk_that_is_full_ends_the_run_or_not_as_it_says(
+def test_a_disk_that_is_full_ends_the_run_or_not_as_configured(
     job: Job, straight: str, asynchronous: str
 ) -> None:
     """From step 4 on the system lets no file grow beyond 10,000 bytes; a part has 144,000."""
@@ -74,7 +74,7 @@ def test_a_disk_without_room_for_a_line_ends_the_run_with_3(job: Job, straight: 
     assert_ends_as(job, "no-space", straight)
 
 
-def test_a_damaged_checkpoint_is_passed_over_unless_strict_and_never_the_last(
+def test_a_damaged_checkpoint_is_skipped_unless_strict_and_never_the_last(
     job: Job, straight: str
 ) -> None:
     assert job.start("damaged", "training.stop_at=4") == 0

@@ -56,7 +56,7 @@ def test_documents_become_tokens_each_after_end_of_text(texts, tmp_path):
     assert sorted(content(tmp_path / "out")) == ["index.json", "shard_000000.bin"]
 
 
-def test_the_index_says_what_is_there(texts, tmp_path):
+def test_the_index_lists_what_is_there(texts, tmp_path):
     prepare([texts], tmp_path / "out", shard_tokens=10)
     fields = json.loads((tmp_path / "out" / "index.json").read_text())
     assert fields["tokens"] == sum(shard["tokens"] for shard in fields["shards"])

@@ -159,7 +159,7 @@ def test_all_disagreements_are_reported(launch):
     assert len(refusal(config, launch("zero2", mixed_precision="no"), world_size=3)) == 3
 
 
-def test_files_are_told_apart_and_paired(tmp_path):
+def test_files_are_distinguished_and_paired(tmp_path):
     good = tmp_path / "good.yaml"
     good.write_text("batch: {tokens_per_step: 4096}")
     report = check_files([good, SHIPPED / "accelerate/ddp.yaml", SHIPPED / "accelerate/hsdp.yaml"])

@@ -27,7 +27,7 @@ def test_shipped_files_mean_what_they_are_called(strategy):
         (MESH_2_BY_2, 2),
     ],
 )
-def test_hybrid_sharding_has_one_group_per_machine_unless_the_file_says_otherwise(
+def test_hybrid_sharding_has_one_group_per_machine_unless_the_file_has_others(
     load, changes, replicas
 ):
     assert load("hsdp", **changes).replicas == replicas

@@ -24,7 +24,7 @@ def test_a_killed_worker_is_named_with_its_signal(capsys: pytest.CaptureFixture[
     assert said.count("\n") == 1
 
 
-def test_a_worker_that_spoke_for_itself_is_left_at_that(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_reported_itself_is_left_at_that(capsys: pytest.CaptureFixture[str]) -> None:
     _report_if_killed("rank 1", 6)
     assert capsys.readouterr().err == ""
 
@@ -35,7 +35,7 @@ def machine(rank: int, address: str) -> Namespace:
     )
 
 
-def test_a_launcher_that_waits_for_others_says_so(
+def test_a_launcher_that_waits_for_others_reports_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_ALONE_S", 0.01)
@@ -51,7 +51,7 @@ def test_a_launcher_that_waits_for_others_says_so(
     )
 
 
-def test_a_second_machine_0_is_told_that_it_is_not_the_first() -> None:
+def test_a_second_machine_0_is_shown_that_it_is_not_the_first() -> None:
     """192.0.2.0/24 is nobody's (RFC 5737)."""
     assert _roll_call(machine(0, "192.0.2.1")).endswith("; 192.0.2.1 is not this machine")
     assert "is not this machine" not in _roll_call(machine(0, "127.0.0.1"))

@@ -37,7 +37,7 @@ from tests.launch.shipped import DELETE, MESH_2_BY_2, SHARDS_OF_4
         ),
     ],
 )
-def test_slips_are_named_at_every_level(problems, strategy, changes, sentence):
+def test_typing_errors_are_named_at_every_level(problems, strategy, changes, sentence):
     assert problems(strategy, **changes) == [sentence]
 
 

@@ -67,7 +67,7 @@ def test_a_compiled_run_is_a_range(monkeypatch, capsys) -> None:
     assert first["lowest_peak"] < first["bytes"]["peak"]
 
 
-def test_a_picture_is_drawn_where_it_says(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_picture_is_drawn_where_it_reports(monkeypatch, capsys, tmp_path: Path) -> None:
     words = ("--strategies", "fsdp2", "--json", "--plot")
     for name, written in (("step.svg", "step.svg"), ("step", "step.png")):
         assert run(monkeypatch, *words, str(tmp_path / name)) == 0
@@ -81,7 +81,7 @@ def test_a_picture_is_drawn_where_it_says(monkeypatch, capsys, tmp_path: Path) -
     assert capsys.readouterr().err == sentence
 
 
-def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> None:
+def test_what_cannot_be_traced_is_skipped_and_named(monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "_row", lambda settings, method: estimate_row(settings))
     assert run(monkeypatch, "--method", "trace", "--json") == 0
     said = capsys.readouterr()
@@ -90,7 +90,7 @@ def test_what_cannot_be_traced_is_left_out_and_named(monkeypatch, capsys) -> Non
     assert said.err == "not traced: ddp, zero1, zero2, zero3, which need real tensors\n"
 
 
-def test_the_header_says_how_a_step_is_cut_and_when_modes_cannot_differ(
+def test_the_header_shows_how_a_step_is_cut_and_when_modes_cannot_differ(
     monkeypatch, capsys
 ) -> None:
     words = ("--micro-batch-size", "8", "--strategies", "single,ddp,zero2", "--world-size")
@@ -118,7 +118,7 @@ def test_hybrid_sharding_has_a_group_per_machine(monkeypatch, capsys) -> None:
     assert "hsdp 8 x 8  replicated" in capsys.readouterr().out
 
 
-def test_what_is_left_out_is_named_with_the_reason(monkeypatch, capsys) -> None:
+def test_what_is_skipped_is_named_with_the_reason(monkeypatch, capsys) -> None:
     assert run(monkeypatch, "--strategies", "hsdp,fsdp2", "--world-size", "2") == 0
     said = capsys.readouterr()
     assert said.err.startswith("skipped: hsdp: 2 replica groups on 2 processes leave nothing")
@@ -158,7 +158,7 @@ def test_ranks_that_do_not_divide_the_step_are_answered_for(
     assert row["largest_micro_batch_size"] == 0
 
 
-def test_a_trace_says_what_it_is_at(monkeypatch, capsys) -> None:
+def test_a_trace_reports_what_it_is_at(monkeypatch, capsys) -> None:
     tiny = ("model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.vocab_size=16")
     words = ("--method", "trace", "--strategies", "single", "data.seq_len=8", "--json")
     assert run(monkeypatch, *words, *tiny) == 0

@@ -65,7 +65,7 @@ def test_a_run_is_offered_only_what_it_can_use(monkeypatch, capsys, run_file: Pa
     assert {row["largest_micro_batch_size"] for row in rows} == {8}
 
 
-def test_what_fits_is_said_with_what_it_assumes(monkeypatch, capsys) -> None:
+def test_what_fits_is_shown_with_what_it_assumes(monkeypatch, capsys) -> None:
     words = ("--strategies", "single", "--gpu", "NVIDIA A100-SXM4-80GB")
     assert run(monkeypatch, *words) == 0
     line = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("fits: "))
