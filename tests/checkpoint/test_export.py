@@ -146,9 +146,10 @@ def test_the_command_prints_the_weights_and_reports_the_rest(run_file: Path) -> 
     run = trained(run_file).parents[1]
     done = CliRunner().invoke(app, ["checkpoint", "export", str(run)])
     assert done.stdout == f"{run}/export/model.safetensors\n"
-    beside, remark = done.stderr.splitlines()
+    beside, remark, following = done.stderr.splitlines()
     assert beside == "beside it config.json, generation_config.json, README.md"
     assert remark.startswith("no tokenizer is written: ")
+    assert following == f"next: toolkit generate {run}/export --prompt TEXT"
 
 
 def test_no_row_of_padding_is_exported(run_file: Path) -> None:

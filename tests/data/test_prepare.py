@@ -189,7 +189,7 @@ def test_two_writers_do_not_share_a_folder(texts, tmp_path):
 def test_an_input_that_changes_meanwhile_is_noticed(texts, tmp_path, monkeypatch):
     def survey_then_change(paths, **options):
         found = survey_module.survey_files(paths, **options)
-        for path in paths:
+        for path, _ in paths:
             path.write_bytes(path.read_bytes().replace(b"two", b"six"))
         return found
 

@@ -70,7 +70,10 @@ def estimate(
     plot: Plot = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate the memory that a run takes per GPU, for every strategy and mode."""
+    """Estimate the memory that a run takes per GPU, for every strategy and mode.
+
+    Example: toolkit estimate --config my.yaml --world-size 8 --gpu A100-80
+    """
     from toolkit.engines.strategies import STRATEGIES
     from toolkit.launch.ranks import Ranks
     from toolkit.memory.question import Question, step_tokens

@@ -51,7 +51,10 @@ def verify(
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that strategies and accumulation modes compute the same update, by launching them."""
+    """Prove that strategies and accumulation modes compute the same update, by launching them.
+
+    Example: toolkit verify --strategies ddp,fsdp2 --world-sizes 2
+    """
     from toolkit.errors import UsageError
     from toolkit.verify.options import choices, model_sizes, numbers
     from toolkit.verify.report import build_json

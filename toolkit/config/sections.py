@@ -222,6 +222,8 @@ class TrainingConfig(Section):
     """Optimizer steps of the whole run; the schedule ends here."""
     stop_at: int | None = Field(default=None, ge=1)
     """End early after this step and leave the schedule as it is."""
+    log_every: int = Field(default=1, ge=1, le=_MAX_STEPS)
+    """Steps between lines on the console; metrics.jsonl has every step."""
     eval_every: Steps = 0
     """Steps between evaluations; 0 never evaluates."""
     eval_sequences: int | None = Field(default=None, ge=1)
@@ -247,6 +249,8 @@ class TrainingConfig(Section):
     """When the loss is far above that of the steps before: report it, or roll back as well."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
+    profile: Annotated[tuple[int, ...] | None, BeforeValidator(_as_tuple)] = None
+    """First and last step of a PyTorch profiler trace of each rank, in the run's folder."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
     tracker_project: str = "scaling-toolkit"
@@ -271,6 +275,17 @@ class TrainingConfig(Section):
                 f"start with a letter or digit, got {name[:120]!r}"
             )
         return name
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_is_first_and_last(cls, steps: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        # The first step of a start is checked, and on a CPU the second is profiled for its memory.
+        if steps is not None and not (len(steps) == 2 and 3 <= steps[0] <= steps[1]):
+            raise ValueError(
+                "training.profile must be a first step of at least 3 and a last one that is not "
+                f"before it, got {list(steps)}"
+            )
+        return steps
 
     @field_validator("trackers")
     @classmethod

@@ -83,10 +83,11 @@ class TokenStream:
         the SHA-256 of each shard and of the vocabulary.
         """
         digest = hashlib.sha256()
+        kind = max((shard.type for shard in self.shards), key=lambda kind: kind.itemsize)
         for sample in range(_SAMPLES):
             start = sample * max(len(self) - _SAMPLE_TOKENS, 0) // (_SAMPLES - 1)
             stop = min(start + _SAMPLE_TOKENS, len(self))
-            digest.update(self.read(start, stop).astype("<u2").tobytes())
+            digest.update(self.read(start, stop).astype(kind).tobytes())
         folders = [Path(name) for name in self._names if Path(name).is_dir()]
         indexes = [index for folder in folders if (index := read_index(folder))]
         return {
@@ -112,6 +113,12 @@ def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
     if index is None:
         refuse_unfinished(folder)
         return [_scanned(path, vocab_size) for path in _shards_of_one_split(folder)]
+    vocabulary = index.vocabulary
+    if vocabulary.size > vocab_size:
+        raise UsageError(
+            f"{folder}: prepared with the vocabulary '{vocabulary.name}' of {vocabulary.size:,} "
+            f"tokens, but a vocabulary of {vocab_size:,} is expected; raise model.vocab_size"
+        )
     shards = []
     for entry in index.shards:
         shard = check_shard(folder, entry)

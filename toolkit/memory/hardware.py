@@ -26,6 +26,14 @@ def in_gib(size: int) -> str:
     return f"{size / GIB:.2f}" if size > GIB / 10 else f"{size / GIB:.2g}"
 
 
+def with_unit(size: int) -> str:
+    """Return bytes with three digits in GiB, in MiB or KiB where that is a hundredth or less."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size > unit / 100:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 2**10:.3g} KiB"
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A device; `reported_as` are the names that `nvidia-smi` and PyTorch print for it."""
