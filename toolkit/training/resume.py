@@ -7,6 +7,7 @@ from pathlib import Path
 from toolkit.checkpoint.state import read_state, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.training_state import TrainingState, compare_runs, read_training_state
+from toolkit.engines.engine import Engine
 from toolkit.errors import UntrustedError
 from toolkit.training.build import Run
 from toolkit.training.run_folder import package_versions
@@ -23,7 +24,7 @@ def resume(
         UntrustedError: none of the checkpoints is good, or, with `strict`, the newest is not.
         UsageError: the configuration means another run.
     """
-    checkpoint, problems = _newest_good(run, store)
+    checkpoint, problems = newest_good(run.engine, store)
     if problems and strict:
         raise UntrustedError("; ".join(problems) + "; passed over only without --strict")
     for problem in problems:
@@ -34,34 +35,41 @@ def resume(
     config = run.config.model_dump(mode="json")
     for line in compare_runs(checkpoint, position, config, run.data):
         say(f"changed: {line}")
-    _load(run, checkpoint, position)
+    load(run.engine, checkpoint, position)
     say(f"carrying on from {checkpoint} after {position.step} steps")
     return position
 
 
 def go_back(run: Run, store: CheckpointStore) -> tuple[Path, TrainingState] | None:
     """Load the newest good checkpoint into a run that has gone on since; None if there is none."""
-    checkpoint, _ = _newest_good(run, store)
+    checkpoint, _ = newest_good(run.engine, store)
     if checkpoint is None:
         return None
     position = read_training_state(checkpoint)
-    _load(run, checkpoint, position)
+    load(run.engine, checkpoint, position)
     if run.config.optimizer.name == "adamw" and not position.moments:
         run.engine.start_moments(position.updates)
     return checkpoint, position
 
 
-def _newest_good(run: Run, store: CheckpointStore) -> tuple[Path | None, list[str]]:
-    engine = run.engine
+def newest_good(engine: Engine, store: CheckpointStore) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that is what was written, and the damage of newer ones.
+
+    Every rank must call this; each checks its share.
+
+    Raises:
+        UntrustedError: none of the checkpoints is good.
+    """
     return store.newest_good(
         rank=engine.rank, world_size=engine.world_size, gather=engine.gather_from_ranks
     )
 
 
-def _load(run: Run, checkpoint: Path, position: TrainingState) -> None:
-    read_state(run.engine, checkpoint, with_moments=position.moments, updates=position.updates)
-    if position.loss_scale and run.engine.loss_scale:
-        run.engine.load_loss_scale(position.loss_scale)
+def load(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
+    """Load a verified checkpoint, its loss scale included, into an engine; every rank must."""
+    read_state(engine, checkpoint, with_moments=state.moments, updates=state.updates)
+    if state.loss_scale and engine.loss_scale:
+        engine.load_loss_scale(state.loss_scale)
 
 
 def describe(run: Run, *, step: int, data_step: int, updates: int) -> TrainingState:
