@@ -54,7 +54,7 @@ def _abandon(
 
 def _interrupt(engine: Engine, batches: list[MicroBatch], *, after: int) -> BaseException:
     """Leave a window as an exception does; while it is kept, so is the generator in the frame."""
-    targets = engine.sum_over_ranks(count_valid(batches))
+    targets = engine.ranks.sum(count_valid(batches))
     try:
         for micro_step, (tokens, wanted) in enumerate(engine.accumulate(batches), start=1):
             engine.backward(engine.model(tokens, wanted) / targets)
@@ -71,7 +71,10 @@ def gradient(engine: Engine, batches: list[MicroBatch]) -> torch.Tensor:
     clip_and_step = engine.clip_and_step
 
     def look_then_step() -> torch.Tensor:
-        whole = (engine.full_gradient(parameter) for _, parameter in engine.named_parameters())
+        whole = (
+            engine.state.full_gradient(parameter)
+            for _, parameter in engine.module.named_parameters()
+        )
         found.append(torch.cat([gradient.detach().float().flatten() for gradient in whole]))
         return clip_and_step()
 

@@ -33,20 +33,22 @@ def half_precision(launched: Launched) -> Iterator[dict[str, Any]]:
     yield {
         "norms": norms,
         "parameters": largest(_parameters(half), _parameters(exact)),
-        "scale": half.loss_scale,
+        "scale": half.state.loss_scale,
         **_overflow(fused, batches),
-        "lowered": fused.loss_scale,
-        **_load(half, fused.loss_scale, batches),
+        "lowered": fused.state.loss_scale,
+        **_load(half, fused.state.loss_scale, batches),
     }
 
 
 def _parameters(engine: Engine) -> list[float]:
-    return flat(engine.full_parameter(parameter) for _, parameter in engine.named_parameters())
+    return flat(
+        engine.state.full_parameter(parameter) for _, parameter in engine.module.named_parameters()
+    )
 
 
 def _overflow(engine: Engine, batches: list[MicroBatch]) -> dict[str, Any]:
     """Step at a scale that is too high, then let the loop's own repetition find one."""
-    engine.load_loss_scale({"scale": OVERFLOWS, "held": 0})
+    engine.state.load_loss_scale({"scale": OVERFLOWS, "held": 0})
     before = _parameters(engine)
     train_step(engine, batches, lr=LR)
     left_out = engine.step_was_skipped
@@ -63,7 +65,7 @@ def _overflow(engine: Engine, batches: list[MicroBatch]) -> dict[str, Any]:
 
 
 def _load(engine: Engine, saved: Any, batches: list[MicroBatch]) -> dict[str, Any]:
-    engine.load_loss_scale(json.loads(json.dumps(saved)))
-    loaded = engine.loss_scale
+    engine.state.load_loss_scale(json.loads(json.dumps(saved)))
+    loaded = engine.state.loss_scale
     train_step(engine, batches, lr=LR)
-    return {"loaded": loaded, "counted_on": engine.loss_scale}
+    return {"loaded": loaded, "counted_on": engine.state.loss_scale}

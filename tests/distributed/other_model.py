@@ -137,8 +137,8 @@ def _trajectory(launched: Launched, mode: Accumulation, *, tied: bool) -> dict[s
         watch = check_first_step(engine, reductions)
         with watch if step == 0 else nullcontext():
             result = train_step(engine, own, lr=LR)
-        losses.append(engine.sum_over_ranks(result.loss_share).item())
+        losses.append(engine.ranks.sum(result.loss_share).item())
         norms.append(float(result.grad_norm))
-    parameters = flat(engine.full_parameter(p) for _, p in engine.named_parameters())
+    parameters = flat(engine.state.full_parameter(p) for _, p in engine.module.named_parameters())
     described = {fact.name: fact.describe() for fact in facts}
     return {"losses": losses, "grad_norms": norms, "parameters": parameters, "facts": described}

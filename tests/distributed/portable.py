@@ -18,9 +18,10 @@ from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import PortableState, read_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
-from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
+from toolkit.engines.state import Kind
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
 from toolkit.verify import arm
@@ -59,8 +60,8 @@ def save(engine: Engine, folder: Path, position: Position, *, asynchronous: bool
     saver = Saver(engine, CheckpointStore(folder), keep_last=1, asynchronous=asynchronous)
     saver.begin(position)
     if asynchronous:
-        for _, parameter in engine.named_parameters():
-            engine.held_values(parameter, "exp_avg").add_(1.0)
+        for _, parameter in engine.module.named_parameters():
+            engine.state.held_values(parameter, "exp_avg").add_(1.0)
     final = saver.finish()
     assert final is not None
     assert list(find_damage(final)) == []
@@ -74,18 +75,18 @@ def differences(engine: Engine, checkpoint: Path) -> list[str]:
     with ExitStack() as files:
         state = PortableState(checkpoint, files)
         for kind in KINDS:
-            for name, parameter in engine.named_parameters():
-                held = engine.held(parameter)
-                values = engine.held_values(parameter, kind)
+            for name, parameter in engine.module.named_parameters():
+                held = engine.state.held(parameter)
+                values = engine.state.held_values(parameter, kind)
                 pieces = [piece for _, piece in state.read(kind, name, held)]
                 expected = torch.cat(pieces) if pieces else torch.empty(0)
                 if not torch.equal(values.cpu(), expected):
                     found.append(f"{kind} {name}")
-        for name, parameter in engine.named_parameters():
-            whole = engine.full_parameter(parameter)
+        for name, parameter in engine.module.named_parameters():
+            whole = engine.state.full_parameter(parameter)
             if not torch.equal(whole.cpu(), state.whole("parameter", name, whole.shape)):
                 found.append(f"whole {name}")
-    return sorted({name for names in engine.gather_from_ranks(found) for name in names})
+    return sorted({name for names in engine.ranks.gather(found) for name in names})
 
 
 if __name__ == "__main__":

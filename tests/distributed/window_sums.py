@@ -45,5 +45,5 @@ def _error(case: Case, launched: Launched) -> float:
 
 
 def _own_sums(engine: Engine) -> torch.Tensor:
-    held = [p.grad for _, p in engine.named_parameters() if p.grad is not None]
+    held = [p.grad for _, p in engine.module.named_parameters() if p.grad is not None]
     return torch.cat([gradient.flatten() for gradient in held]).double()

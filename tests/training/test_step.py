@@ -19,7 +19,7 @@ def step(*ranks: list[Rows], lr: float = 0.5) -> list[tuple[StepResult, float]]:
 
     def work(engine: ThreadEngine) -> tuple[StepResult, float]:
         result = train_step(engine, [batch(rows) for rows in ranks[engine.rank]], lr=lr)
-        loss = engine.sum_over_ranks(result.loss_share)
+        loss = engine.ranks.sum(result.loss_share)
         return StepResult(loss, result.grad_norm), engine.model.factor.item()
 
     return on_ranks(work, len(ranks))

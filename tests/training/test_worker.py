@@ -248,7 +248,7 @@ def test_a_good_run_ends_with_a_whole_summary(
     printed = capsys.readouterr().out
     assert "1 x cpu, backend none" in printed or "1 x cuda" in printed
     assert "4 sequences x 32 tokens x 4 micro-steps x 1 rank" in printed
-    assert "in force   tied weights: one parameter" in printed
+    assert "effective  tied weights: one parameter" in printed
 
 
 TWO_STEPS = ("training.steps=2", "training.checkpoint_every=2")

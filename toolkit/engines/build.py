@@ -80,6 +80,7 @@ def build_engine(
         wrapped_optimizer = plain_optimizer(wrapped_optimizer)
     return _engine_class(launched, blocks)(
         accelerator=accelerator,
+        module=model,
         model=wrapped,
         optimizer=wrapped_optimizer,
         launched=launched,

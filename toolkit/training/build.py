@@ -59,7 +59,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
 
     Raises:
         UsageError: the batch, the data or the launch does not fit the configuration, the ranks were
-            not started alike, or what was asked is not in force.
+            not started alike, or what was asked is not effective.
     """
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)

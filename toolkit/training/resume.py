@@ -47,21 +47,21 @@ def go_back(run: Run, store: CheckpointStore) -> tuple[Path, Position] | None:
     position = read_position(checkpoint)
     _load(run, checkpoint, position)
     if run.config.optimizer.name == "adamw" and not position.moments:
-        run.engine.start_moments(position.updates)
+        run.engine.state.start_moments(position.updates)
     return checkpoint, position
 
 
 def _newest_good(run: Run, store: CheckpointStore) -> tuple[Path | None, list[str]]:
     engine = run.engine
     return store.newest_good(
-        rank=engine.rank, world_size=engine.world_size, gather=engine.gather_from_ranks
+        rank=engine.rank, world_size=engine.world_size, gather=engine.ranks.gather
     )
 
 
 def _load(run: Run, checkpoint: Path, position: Position) -> None:
     read_state(run.engine, checkpoint, with_moments=position.moments, updates=position.updates)
-    if position.loss_scale and run.engine.loss_scale:
-        run.engine.load_loss_scale(position.loss_scale)
+    if position.loss_scale and run.engine.state.loss_scale:
+        run.engine.state.load_loss_scale(position.loss_scale)
 
 
 def describe(run: Run, *, step: int, data_step: int, updates: int) -> Position:
@@ -73,7 +73,7 @@ def describe(run: Run, *, step: int, data_step: int, updates: int) -> Position:
         tokens=step * run.plan.tokens_per_step,
         # Before the first update AdamW has no state.
         moments=run.config.optimizer.name == "adamw" and updates > 0,
-        loss_scale=run.engine.loss_scale,
+        loss_scale=run.engine.state.loss_scale,
         strategy=run.engine.launched.strategy,
         world_size=run.engine.world_size,
         shapes=shapes_of(run.engine),

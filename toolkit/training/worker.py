@@ -239,7 +239,7 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"batch      {run.plan.describe()}",
         f"data       {len(run.batches.dataset.stream):,} tokens, "
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
-        *(f"in force   {fact}" for fact in run.facts),
+        *(f"effective  {fact}" for fact in run.facts),
         *(f"differs    {difference}" for difference in run.differing),
     ]
 

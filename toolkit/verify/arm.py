@@ -94,16 +94,18 @@ def run_case(
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
         with watch_held_gradients(engine) as held, _watch(engine, case, sizes, step, counter):
             result = train_step(engine, micro_batches, lr=lr)
-        losses.append(engine.sum_over_ranks(result.loss_share).item())
+        losses.append(engine.ranks.sum(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
-    parameters = {name: engine.full_parameter(p).clone() for name, p in engine.named_parameters()}
+    parameters = {
+        name: engine.state.full_parameter(p).clone() for name, p in engine.module.named_parameters()
+    }
     return Outcome(
         Trajectory(losses, grad_norms, gradients, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
         held_gradient_bytes=most_held(engine, held),
         held_gradient_dtypes=sorted({str(dtype) for at in held for dtype in at.dtypes}),
-        replica_groups=len(engine.replica_groups()),
+        replica_groups=len(engine.state.replica_groups()),
         replica_problems=replica_problems(engine),
     )
 
@@ -135,7 +137,7 @@ def build_case(
     """Build the engine of a case, in a process that may have run others before.
 
     Raises:
-        UsageError: what was asked is not in force.
+        UsageError: what was asked is not effective.
     """
     forget_engine()
     torch.manual_seed(case.seed)
@@ -185,8 +187,8 @@ def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
 
     def capture_then_step() -> torch.Tensor:
         if not captured:
-            for name, parameter in engine.named_parameters():
-                captured[name] = engine.full_gradient(parameter).detach().clone()
+            for name, parameter in engine.module.named_parameters():
+                captured[name] = engine.state.full_gradient(parameter).detach().clone()
         return clip_and_step()
 
     engine.clip_and_step = capture_then_step  # type: ignore[method-assign]
@@ -212,7 +214,7 @@ def watch_held_gradients(engine: Engine) -> Iterator[list[HeldGradients]]:
     def watch(micro_batches: Sequence[Any]) -> Iterator[Any]:
         for micro_step, micro_batch in enumerate(accumulate(micro_batches)):
             if micro_step:
-                gradients = list(engine.held_gradients())
+                gradients = list(engine.state.held_gradients())
                 storages = [gradient.untyped_storage() for gradient in gradients]
                 sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
                 dtypes = {gradient.dtype for gradient in gradients}
@@ -231,7 +233,7 @@ def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
     if not held:
         return None
     own = max(at.bytes for at in held)
-    return int(engine.max_over_ranks(torch.tensor(own, device=engine.device)))
+    return int(engine.ranks.max(torch.tensor(own, device=engine.device)))
 
 
 if __name__ == "__main__":

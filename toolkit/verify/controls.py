@@ -114,8 +114,8 @@ def forget_the_tied_weight(engine: Engine, case: Case) -> None:
 
 def misjudge_the_norm(engine: Engine, case: Case) -> None:
     """Take the gradient for a ten-thousandth longer than it is."""
-    norm = engine._global_norm
-    engine._global_norm = lambda gradients: norm(gradients) * (1 + 1e-4)  # type: ignore[method-assign]
+    norm = engine.norm
+    engine.norm = lambda gradients, sum_over_shards: norm(gradients, sum_over_shards) * (1 + 1e-4)
 
 
 def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
@@ -125,7 +125,7 @@ def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
 
 def take_the_mean_of_means(engine: Engine, case: Case) -> None:
     """Weigh micro-batches alike, however many of their targets are valid."""
-    begin_sum = engine.begin_sum
+    begin_sum = engine.ranks.begin_sum
     valid_in_step = [torch.tensor(0)]
 
     def sum_and_remember(value: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -138,7 +138,7 @@ def take_the_mean_of_means(engine: Engine, case: Case) -> None:
         mean_valid = valid_in_step[0] / (case.grad_accum_steps * engine.world_size)
         return loss * mean_valid / (inputs[1] != IGNORE_INDEX).sum()
 
-    engine.begin_sum = sum_and_remember  # type: ignore[method-assign]
+    engine.ranks.begin_sum = sum_and_remember  # type: ignore[method-assign]
     engine.model.register_forward_hook(reweigh)
 
 

@@ -152,9 +152,6 @@ class _Accelerator:
         # The trackers take one pass through the modules at a time.
         self.after_backward()
 
-    def unwrap_model(self, model: Any) -> Any:
-        return model
-
 
 def _inner(engine: Engine) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer = engine.optimizer
@@ -185,6 +182,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
     )
     engine = (ReplicatedEngine if mesh is None else Fsdp2Engine)(
         accelerator=_Accelerator(),
+        module=model,
         model=model,
         optimizer=optimizer,
         launched=launched,
@@ -192,7 +190,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         grad_clip=1.0,
     )
     # A fake norm has no value to decide by whether to clip.
-    engine._global_norm = lambda gradients: torch.tensor(2.0)  # type: ignore[method-assign]
+    engine.norm = lambda gradients, sum_over_shards: torch.tensor(2.0)
     return engine
 
 
