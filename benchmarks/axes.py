@@ -20,6 +20,7 @@ from toolkit.engines.strategies import (
     has_hybrid_groups,
 )
 from toolkit.errors import UsageError
+from toolkit.model.sizes import Loss
 from toolkit.verify.options import model_sizes
 
 SWEEPS = Path(__file__).with_name("sweeps")
@@ -59,7 +60,7 @@ class Axes(_Section):
     world_sizes: tuple[Count, ...] = Some
     models: tuple[Annotated[str, AfterValidator(_check_model)], ...] = Some
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
-    losses: tuple[Literal["plain", "chunked"], ...] = Field(("plain",), min_length=1)
+    losses: tuple[Loss, ...] = Field(("plain",), min_length=1)
     activation_checkpointing: tuple[bool, ...] = Field((False,), min_length=1)
     compile: tuple[bool, ...] = Field((False,), min_length=1)
     data: tuple[Literal["synthetic", "real"], ...] = Field(("synthetic",), min_length=1)

@@ -24,10 +24,10 @@ from statistics import median
 import torch
 
 from toolkit.batching import plan_batch
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import own_pieces, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.config import OptimizerConfig
 from toolkit.engines.build import build_engine
 from toolkit.engines.engine import Engine
@@ -142,9 +142,9 @@ class Measurement:
         self.seconds["held_up"][-1] += seconds(self._goes_on.finish)
         self._goes_on.close()
 
-    def _position(self) -> Position:
+    def _position(self) -> TrainingState:
         self._saved += 1
-        return Position.after(self._saved, shapes=shapes_of(self.engine))
+        return TrainingState.after(self._saved, shapes=shapes_of(self.engine))
 
     def ratios(self) -> dict[str, list[float]]:
         """Return what the goals are about, round by round."""

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.arm import Order
 from benchmarks.axes import Sweep
 from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
-from benchmarks.group import ArmError, Group, start_group
+from benchmarks.group import Group, start_group
 from benchmarks.links import Link, linked
 from benchmarks.machine import (
     Machine,
@@ -25,6 +25,7 @@ from benchmarks.machine import (
     peak_flops_per_s,
 )
 from benchmarks.record import Arm, Record, Split
+from toolkit.launch.processes import ProcessError
 
 FIRST_PORT = 29_600
 """For groups on links, which have all ports of their namespace to themselves."""
@@ -76,7 +77,7 @@ class Driver:
             for arm in list(groups):
                 try:
                     groups[arm].connect(timeout_s=self.sweep.timeout_s)
-                except ArmError as error:
+                except ProcessError as error:
                     yield self._give_up(groups.pop(arm), error)
             yield from self._take_turns(groups, batch)
             for group in groups.values():
@@ -106,7 +107,7 @@ class Driver:
         for arm in list(groups):
             try:
                 proofs[arm] = groups[arm].ask("prove", timeout_s=self.sweep.timeout_s)
-            except ArmError as error:
+            except ProcessError as error:
                 yield self._give_up(groups.pop(arm), error)
         for repeat in range(self.sweep.repeats):
             # Every other round goes the other way, so that no arm always follows the same one.
@@ -115,7 +116,7 @@ class Driver:
                 steps = steps_of(proofs[arm]["split"], self.sweep)
                 try:
                     step_s = groups[arm].ask("repeat", steps, timeout_s=self.sweep.timeout_s)
-                except ArmError as error:
+                except ProcessError as error:
                     yield self._give_up(groups.pop(arm), error, repeat=repeat)
                 else:
                     yield self._record(arm, repeat, proofs[arm], step_s)
@@ -139,9 +140,9 @@ class Driver:
             mfu=None if peak is None else per_gpu * flops / peak,
         )
 
-    def _give_up(self, group: Group, error: ArmError, *, repeat: int = 0) -> Record:
+    def _give_up(self, group: Group, error: ProcessError, *, repeat: int = 0) -> Record:
         """End a group that failed, lest it runs on beside the others; return its record."""
-        group.close(grace_s=0.0)
+        group.processes.end()
         return Record(**self._heading(group.arm), repeat=repeat, error=str(error))
 
     def _heading(self, arm: Arm) -> dict[str, Any]:

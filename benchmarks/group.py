@@ -4,13 +4,9 @@ They connect to a socket of the driver's in the file system, which also serves p
 namespaces of their own.
 """
 
-import os
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -18,43 +14,34 @@ from typing import Any
 from benchmarks.arm import Order
 from benchmarks.links import Link
 from benchmarks.record import Arm
-from toolkit.errors import ToolkitError
-from toolkit.launch.ownership import end, start, stopping_together
+from toolkit.launch.processes import (
+    LAUNCHER,
+    Machine,
+    ProcessError,
+    Processes,
+    launch_words,
+    processes,
+)
 from toolkit.running_time import RunningTime
-from toolkit.shipped import find_launch_file
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = "benchmarks.arm"
 _LOOK_EVERY_S = 0.2
-END_S = 30.0
-"""What processes that are asked to end get for it."""
-
-
-class ArmError(ToolkitError):
-    """The processes of an arm failed, or did not answer; the message is one sentence."""
 
 
 class Group:
     """All processes of an arm; `start_group` makes one."""
 
-    def __init__(
-        self,
-        arm: Arm,
-        launchers: Sequence[subprocess.Popen[bytes]],
-        listener: socket.socket,
-        log: Path,
-    ) -> None:
+    def __init__(self, arm: Arm, processes: Processes, listener: socket.socket) -> None:
         self.arm = arm
-        self.launchers = launchers
+        self.processes = processes
         self.listener = listener
-        self.log = log
         self.connections: list[Connection] = []
 
     def connect(self, *, timeout_s: float) -> None:
         """Wait until every rank has built its engine.
 
         Raises:
-            ArmError: a process failed, or they did not all come within `timeout_s` seconds.
+            ProcessError: a process failed, or they did not all come within `timeout_s` seconds.
         """
         clock = RunningTime()
         self.listener.settimeout(_LOOK_EVERY_S)
@@ -62,10 +49,10 @@ class Group:
             with suppress(TimeoutError):
                 self.connections.append(Connection(self.listener.accept()[0].detach()))
                 continue
-            if any(launcher.poll() is not None for launcher in self.launchers):
-                raise ArmError(self._last_words())
+            if self.processes.any_ended:
+                raise ProcessError(self.processes.last_error())
             if clock.read() > timeout_s:
-                raise ArmError(f"its processes did not start within {timeout_s:g} s")
+                raise ProcessError(f"its processes did not start within {timeout_s:g} s")
         ranks = self._answers(timeout_s - clock.read())
         self.connections.sort(key=lambda connection: ranks[connection])
 
@@ -73,7 +60,7 @@ class Group:
         """Have every rank do something and return the answer of rank 0.
 
         Raises:
-            ArmError: a rank failed or died, or they did not all answer within `timeout_s` seconds.
+            ProcessError: a rank failed or died, or did not answer within `timeout_s` seconds.
         """
         self._send((name, arguments))
         return self._answers(timeout_s)[self.connections[0]]
@@ -91,38 +78,23 @@ class Group:
             pending = [one for one in self.connections if one not in answers]
             ready = wait(pending, _LOOK_EVERY_S)
             if not ready and clock.read() > timeout_s:
-                raise ArmError(f"it did not answer within {timeout_s:.0f} s")
+                raise ProcessError(f"it did not answer within {timeout_s:.0f} s")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 try:
                     error, answers[connection] = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    error = self._last_words()
+                    error = self.processes.last_error()
                 if error is not None:
-                    raise ArmError(error)
+                    raise ProcessError(error)
         return answers
-
-    def _last_words(self) -> str:
-        """Return what the processes said last, once their launcher has had its say."""
-        for launcher in self.launchers:
-            with suppress(subprocess.TimeoutExpired):
-                launcher.wait(END_S / 3)
-        printed = self.log.read_text(errors="replace")
-        lines = [line for line in printed.splitlines() if line.strip()]
-        errors = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["its processes ended without a word"])[-1].strip()
 
     def release(self) -> None:
         """Let the processes end; returns at once."""
         self._send(None)
 
-    def close(self, *, grace_s: float) -> None:
-        """Wait for the processes to end, and kill what is left then."""
-        deadline = time.monotonic() + grace_s
-        for launcher in self.launchers:
-            with suppress(subprocess.TimeoutExpired):
-                launcher.wait(max(0.0, deadline - time.monotonic()))
-            end(launcher)
+    def disconnect(self) -> None:
+        """Close the connections."""
         for connection in self.connections:
             connection.close()
 
@@ -142,44 +114,26 @@ def start_group(
     """
     order_file = folder / "order.json"
     order_file.write_text(order.model_dump_json())
-    with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("ab") as log:
+    interface = {"GLOO_SOCKET_IFNAME": link.interface} if link else {}
+    commands = launch_commands(order.arm, order_file, link=link, port=port)
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as connections:
         listener.bind(order.address)
         listener.listen(order.arm.world_size)
-        environment = {
-            **os.environ,
-            # A person's own `accelerate config` must not leak into a benchmark.
-            "HF_HOME": str(folder / "empty"),
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            **({"GLOO_SOCKET_IFNAME": link.interface} if link else {}),
-        }
-        commands = launch_commands(order.arm, order_file, link=link, port=port)
-        with stopping_together():
-            launchers = [
-                start(command, env=environment, stdout=log, stderr=log) for command in commands
-            ]
-            group = Group(order.arm, launchers, listener, folder / "log")
-            grace_s = 0.0
-            try:
-                yield group
-                grace_s = END_S
-            finally:
-                group.close(grace_s=grace_s)
+        started = processes(commands, folder=folder, threads=threads, environment=interface)
+        with started as ranks:
+            group = Group(order.arm, ranks, listener)
+            connections.callback(group.disconnect)
+            yield group
 
 
 def launch_commands(arm: Arm, order_file: Path, *, link: Link | None, port: int) -> list[list[str]]:
     """Return the `accelerate launch` lines of an arm: one, or one at each end of a link."""
-    launcher = [sys.executable, "-m", "toolkit.launch.launcher", "launch"]
-    launcher += ["--config_file", str(find_launch_file(arm.strategy))]
-    launcher += ["--num_processes", str(arm.world_size)]
     script = ["--module", SCRIPT, str(order_file)]
     if link is None:
-        return [[*launcher, *script]]
-    launcher += ["--num_machines", "2", "--main_process_ip", link.master_address]
-    launcher += ["--main_process_port", str(port)]
-    if arm.strategy.startswith("zero"):
-        # DeepSpeed's own default logs into the other machine.
-        launcher += ["--deepspeed_multinode_launcher", "standard"]
-    return [
-        link.command(rank, [*launcher, "--machine_rank", str(rank), *script]) for rank in range(2)
-    ]
+        return [[*LAUNCHER, *launch_words(arm.strategy, arm.world_size, script)]]
+    commands = []
+    for rank in range(2):
+        machine = Machine(rank, 2, link.master_address, port)
+        words = launch_words(arm.strategy, arm.world_size, script, machine=machine)
+        commands.append(link.command(rank, [*LAUNCHER, *words]))
+    return commands

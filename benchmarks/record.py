@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 
 RECORDS = "records.jsonl"
 Count = Annotated[int, Field(ge=1)]
@@ -56,7 +56,7 @@ class Arm(_Model):
     world_size: Count
     precision: Precision
     model: Sizes
-    loss: Literal["plain", "chunked"] = "plain"
+    loss: Loss = "plain"
     optimizer: Literal["adamw", "sgd"] = "adamw"
     activation_checkpointing: bool = False
     compile: bool = False

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import toolkit.commands.train
+import toolkit.training.start
 from toolkit import __version__, cli
 from toolkit.training.run_folder import end_start, write_summary
 
@@ -145,7 +145,7 @@ def test_train_takes_overrides_and_returns_the_runs_code(
         end_start(folder, {"exit": 6, "reason": "put in by the test"})
         return 1
 
-    monkeypatch.setattr(toolkit.commands.train, "run_launcher", run)
+    monkeypatch.setattr(toolkit.training.start, "run_launcher", run)
     words = ["--strategy", "ddp", "--num-processes", "4", "--config", str(run_file)]
     ran = toolkit_program("train", *words, "run_name=other")
     assert ran.code == 6

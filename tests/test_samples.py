@@ -14,7 +14,7 @@ import typer
 from tests.samples import ROOT, Sample, all_samples, fences, sample
 from toolkit import cli
 from toolkit.batching import plan_batch
-from toolkit.checkpoint.position import Position, compare_runs
+from toolkit.checkpoint.training_state import TrainingState, compare_runs
 from toolkit.config import load_run_config
 from toolkit.engines.launched import Launched
 from toolkit.memory.advice import comparison_after, estimate_run
@@ -145,7 +145,7 @@ def test_the_batch_and_the_change_are_told_as_shown(tmp_path: Path) -> None:
     plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
     assert f"`{plan.describe()}`" in README
     before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))
-    position = Position.after(1, shapes={}, config=before)
+    position = TrainingState.after(1, shapes={}, config=before)
     (line,) = compare_runs(tmp_path, position, now, {})
     assert f"`changed: {line}`" in README
 

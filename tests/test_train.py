@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.data.shard_files import write_llmc
-from toolkit.commands import train as train_module
-from toolkit.commands.train import launch_command, train
 from toolkit.engines.strategies import STRATEGIES
 from toolkit.errors import Preempted, ToolkitError, UntrustedError, UsageError
 from toolkit.shipped import ROOT, find_launch_file
+from toolkit.training import start as start_module
 from toolkit.training.run_folder import end_start
+from toolkit.training.start import launch_command, start
 
 
 class Launcher:
@@ -35,7 +35,7 @@ class Launcher:
 @pytest.fixture
 def launcher(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     launcher = Launcher(run_file.parent / "runs" / "tiny")
-    monkeypatch.setattr(train_module, "run_launcher", launcher.run)
+    monkeypatch.setattr(start_module, "run_launcher", launcher.run)
     return launcher
 
 
@@ -46,7 +46,7 @@ def test_the_printed_line_is_the_one_that_is_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert train("fsdp2", run_file, ["seed=2"], num_processes=4) == 0
+    assert start("fsdp2", run_file, ["seed=2"], num_processes=4) == 0
     line = (
         "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 4 "
         f"launch/train.py --config {run_file} seed=2"
@@ -92,7 +92,7 @@ def test_a_launch_file_of_ones_own_may_stand_for_the_strategy(
 ) -> None:
     own = run_file.parent / "mein Größtes.yaml"
     own.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nuse_cpu: true\n")
-    assert train(str(own), run_file, [], num_processes=None) == 0
+    assert start(str(own), run_file, [], num_processes=None) == 0
     (command,) = launcher.commands
     assert command[command.index("--config_file") + 1] == str(own)
 
@@ -104,7 +104,7 @@ def test_a_path_without_a_file_is_named_as_a_path() -> None:
 def test_the_workers_code_is_returned(run_file: Path, launcher: Launcher) -> None:
     launcher.status = 1
     launcher.leaves = {"exit": 75}
-    assert train("single", run_file, [], num_processes=None) == 75
+    assert start("single", run_file, [], num_processes=None) == 75
 
 
 def test_workers_that_a_signal_ends_before_they_can_save_are_to_be_started_again(
@@ -112,7 +112,7 @@ def test_workers_that_a_signal_ends_before_they_can_save_are_to_be_started_again
 ) -> None:
     launcher.status = 128 + signal.SIGTERM
     with pytest.raises(Preempted, match="before this start could save anything; start it again"):
-        train("ddp", run_file, [], num_processes=2)
+        start("ddp", run_file, [], num_processes=2)
 
 
 def test_a_run_that_ends_twice_in_the_same_way_has_the_same_code(
@@ -120,7 +120,7 @@ def test_a_run_that_ends_twice_in_the_same_way_has_the_same_code(
 ) -> None:
     launcher.status = 1
     launcher.leaves = {"exit": 6, "reason": "step 3: the loss is nan"}
-    codes = [train("single", run_file, [], num_processes=None) for _ in range(2)]
+    codes = [start("single", run_file, [], num_processes=None) for _ in range(2)]
     assert codes == [6, 6]
 
 
@@ -130,15 +130,15 @@ def test_an_earlier_starts_summary_says_nothing_of_this_one(
     launcher.folder.mkdir(parents=True)
     end_start(launcher.folder, {"exit": 6, "reason": "an earlier start's"})
     launcher.status = 1
-    assert train("single", run_file, [], num_processes=None) == 1
+    assert start("single", run_file, [], num_processes=None) == 1
     launcher.status = 0
-    assert train("single", run_file, [], num_processes=None) == 0
+    assert start("single", run_file, [], num_processes=None) == 0
 
 
 def test_a_launcher_that_failed_is_never_taken_for_done(run_file: Path, launcher: Launcher) -> None:
     launcher.status = 1
     launcher.leaves = {"exit": 0}
-    assert train("single", run_file, [], num_processes=None) == 1
+    assert start("single", run_file, [], num_processes=None) == 1
 
 
 def _no_shards(run_file: Path) -> None:
@@ -182,7 +182,7 @@ def test_nothing_is_launched_that_would_fail(
 ) -> None:
     fault(run_file)
     with pytest.raises(error) as caught:
-        train("ddp", run_file, [], num_processes=None)
+        start("ddp", run_file, [], num_processes=None)
     assert words in str(caught.value)
     assert launcher.commands == []
 
@@ -192,7 +192,7 @@ def test_an_output_folder_that_cannot_be_is_refused_before_the_line_is_printed(
 ) -> None:
     (run_file.parent / "runs").write_text("a file")
     with pytest.raises(UsageError, match="runs/tiny: cannot be made a run folder"):
-        train("ddp", run_file, [], num_processes=None)
+        start("ddp", run_file, [], num_processes=None)
     assert launcher.commands == []
     assert capsys.readouterr().out == ""
 
@@ -214,10 +214,10 @@ def test_a_tracker_that_is_not_installed_is_refused(
     installed: list[str],
     is_good: bool,
 ) -> None:
-    monkeypatch.setattr(train_module, "find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(start_module, "find_spec", lambda name: name in installed or None)
     wanted = nullcontext() if is_good else pytest.raises(UsageError, match=f"'{tracker}' is not in")
     with wanted:
-        train("ddp", run_file, [f"training.trackers=[{tracker}]"], num_processes=None)
+        start("ddp", run_file, [f"training.trackers=[{tracker}]"], num_processes=None)
     assert bool(launcher.commands) == launcher.folder.exists() == is_good
 
 
@@ -225,5 +225,5 @@ def test_a_world_that_does_not_divide_the_batch_is_refused(
     run_file: Path, launcher: Launcher
 ) -> None:
     with pytest.raises(UsageError, match="x 3 ranks"):
-        train("ddp", run_file, [], num_processes=3)
+        start("ddp", run_file, [], num_processes=3)
     assert launcher.commands == []

@@ -17,11 +17,12 @@ from typing import Any
 
 from benchmarks.memory.configurations import Configuration, load
 from benchmarks.memory.markdown import describe
-from benchmarks.memory.measure import ROOT, measure_group
+from benchmarks.memory.measure import measure_group
 from benchmarks.memory.rivals import RIVALS
 from toolkit.program.events import Part
 from toolkit.program.step import estimate_peak
 
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 ORACLE = RESULTS / "memory_oracle.csv"
 SETS = ("tuned", "held_out")

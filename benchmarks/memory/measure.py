@@ -9,9 +9,7 @@ from typing import Any
 
 from benchmarks.memory import arm
 from benchmarks.memory.configurations import Configuration
-from toolkit.verify.launch import launch
-
-ROOT = Path(__file__).parent.parent.parent
+from toolkit.launch.processes import launch
 
 
 def measure_all(configurations: Sequence[Configuration]) -> dict[Configuration, dict[str, Any]]:
@@ -39,7 +37,6 @@ def measure_group(
             world_size,
             [arm.__file__, str(order_file)],
             timeout_s=600.0,
-            environment={"PYTHONPATH": str(ROOT)},
         )
         measured: list[dict[str, Any]] = json.loads(results.read_text())
         return measured

@@ -1,12 +1,10 @@
 """Start the arms of a strategy and let them take turns."""
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +13,11 @@ from benchmarks.overhead_arms.order import Order, write_order
 from benchmarks.overhead_arms.turns import Conductor, Turn
 from benchmarks.overhead_arms.workload import Loss, Workload
 from toolkit.engines.strategies import Strategy
-from toolkit.launch.ownership import owned
-from toolkit.shipped import find_launch_file
+from toolkit.launch.processes import LAUNCHER, Processes, launch_words, processes
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TURN_S = 240.0
 """Longest time for a turn; the first includes starting the processes."""
-END_S = 20.0
 _LOOK_EVERY_S = 0.05
-_LAST_WORDS = 2000
 TOOLKIT, PLAIN = "toolkit", "plain"
 _NEEDS = {"trainer": "transformers", "fabric": "lightning"}
 _SHARDED_TRAINER = "without a GPU Trainer wraps in DistributedDataParallel, whatever `fsdp` says"
@@ -90,7 +84,11 @@ def measure(arms: Sequence[Arm], workload: Workload) -> list[Measured]:
         for number, measured in enumerate(found):
             if measured.not_run is None:
                 order = _order(measured.arm, workload, Path(folder), number, conductor.port)
-                started[measured.arm] = stack.enter_context(_start(measured.arm, order))
+                command = launch_command(
+                    measured.arm, write_order(order), world_size=workload.world_size
+                )
+                group = processes([command], folder=order.folder)
+                started[measured.arm] = stack.enter_context(group)
                 # All warm up at the same time, as soon as they are up.
                 conductor.go(measured.arm.name, 0)
         for turn in range(workload.turns):
@@ -117,31 +115,15 @@ def _order(arm: Arm, workload: Workload, folder: Path, number: int, port: int) -
     )
 
 
-class _Process:
-    """The launcher of an arm, and what all of its processes print."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self.log = log
-
-    def has_ended(self) -> bool:
-        """Whether it is over, which it is not meant to be before it is told."""
-        return self.process.poll() is not None
-
-    def last_words(self) -> str:
-        """Return the end of what was printed."""
-        return self.log.read_text(errors="replace")[-_LAST_WORDS:].strip()
-
-
-def _take_turn(measured: Measured, turn: int, conductor: Conductor, process: _Process) -> None:
+def _take_turn(measured: Measured, turn: int, conductor: Conductor, process: Processes) -> None:
     """Let an arm have its turn; one that fails has no turns at all, but the reason."""
     conductor.go(measured.arm.name, turn)
     deadline = time.monotonic() + TURN_S
     while (done := conductor.result(measured.arm.name, turn)) is None:
         late = time.monotonic() > deadline
-        if process.has_ended() or late:
+        if process.any_ended or late:
             what = f"no turn was over within {TURN_S:g} s" if late else "its processes ended"
-            measured.not_run = f"failed: {what}: {process.last_words()}"
+            measured.not_run = f"failed: {what}: {process.last_error()}"
             measured.turns.clear()
             return
         time.sleep(_LOOK_EVERY_S)
@@ -149,34 +131,10 @@ def _take_turn(measured: Measured, turn: int, conductor: Conductor, process: _Pr
         measured.turns.append(done)
 
 
-@contextmanager
-def _start(arm: Arm, order: Order) -> Iterator[_Process]:
-    log = order.folder / "log"
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        # A person's own `accelerate config` must not leak into a benchmark.
-        "HF_HOME": str(order.folder / "empty"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = launch_command(arm, write_order(order), world_size=order.workload.world_size)
-    with (
-        log.open("wb") as output,
-        owned(command, env=environment, stdout=output, stderr=output) as process,
-    ):
-        yield _Process(process, log)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-
-
 def launch_command(arm: Arm, order_file: Path, *, world_size: int) -> list[str]:
     """Return the line that starts an arm: the toolkit's own launcher, or torchrun."""
-    module = f"benchmarks.overhead_arms.{arm.loop}_loop"
+    script = ["--module", f"benchmarks.overhead_arms.{arm.loop}_loop", str(order_file)]
     if arm.loop == TOOLKIT:
-        launcher = [sys.executable, "-m", "toolkit.launch.launcher", "launch"]
-        launcher += ["--config_file", str(find_launch_file(arm.strategy))]
-        launcher += ["--num_processes", str(world_size), "--module"]
-    else:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launcher += ["--nproc_per_node", str(world_size), "--module"]
-    return [*launcher, module, str(order_file)]
+        return [*LAUNCHER, *launch_words(arm.strategy, world_size, script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc_per_node", str(world_size), *script]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,11 +11,10 @@ from toolkit.config import OptimizerConfig
 from toolkit.data.shards import HEADER_BYTES
 from toolkit.data.writer import ShardWriter
 from toolkit.model.gpt2 import GPT2
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch
 
-Loss = Literal["plain", "chunked"]
 SEED = 1337
 LR = 3e-4
 GRAD_CLIP = 1.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from toolkit.checkpoint.store import CheckpointStore
-from toolkit.commands.checkpoint import import_weights
+from toolkit.training.exchange import import_weights
 
 PADDED = ["model.n_layer=2", "model.vocab_size=50304"]
 

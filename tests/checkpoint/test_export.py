@@ -15,17 +15,18 @@ from typer.testing import CliRunner
 
 from toolkit.checkpoint.export import export
 from toolkit.checkpoint.import_weights import read_weights
-from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.listing import verify_checkpoints
 from toolkit.checkpoint.state import part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, write_tensors
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.cli import app
-from toolkit.commands.checkpoint import export_checkpoint, verify_checkpoints
 from toolkit.config import load_run_config
 from toolkit.data.vocabulary import RANKS_SHA256, build_vocabulary
 from toolkit.errors import SaveError, UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import GPT2_VOCAB_SIZE, ModelSizes
+from toolkit.training.exchange import export_checkpoint
 
 TOKENIZER = {
     "vocab.json",
@@ -48,12 +49,15 @@ def trained(run_file: Path, *overrides: str, **data: Any) -> Path:
     weights = dict(GPT2(config.model.sizes()).named_parameters())
     # With positions so different, the most likely token is not always the last one again.
     torch.nn.init.normal_(weights["transformer.wpe.weight"], std=2.0)
-    position = Position.after(
+    training_state = TrainingState.after(
         3,
         shapes={name: list(value.shape) for name, value in weights.items()},
         config=config.model_dump(mode="json"),
     )
-    fields = json.loads(position.to_json()) | {"data": {"tokens": 2500, **data}, "tokens": 1536}
+    fields = json.loads(training_state.to_json()) | {
+        "data": {"tokens": 2500, **data},
+        "tokens": 1536,
+    }
     store = CheckpointStore(run_file.parent / "runs" / config.run_name / "checkpoints")
     store.begin(3)
     entries = [

@@ -12,15 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.conftest import PADDED
 from toolkit.checkpoint.import_weights import read_weights
-from toolkit.commands.checkpoint import (
-    export_checkpoint,
-    import_weights,
-    list_checkpoints,
-    verify_checkpoints,
-)
+from toolkit.checkpoint.listing import list_checkpoints, verify_checkpoints
 from toolkit.errors import SaveError, UntrustedError, UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
+from toolkit.training.exchange import export_checkpoint, import_weights
 
 # No two of in, out, 3 x and 4 x are the same, so that a wrong transposition cannot fit.
 SIZES = ModelSizes(n_layer=2, n_head=2, n_embd=16, vocab_size=50_304, block_size=32)

@@ -27,7 +27,7 @@ OWNER = """
 import sys
 from toolkit.launch.launcher import run_launcher
 from toolkit.shipped import find_launch_file
-from toolkit.commands.train import launch_command
+from toolkit.training.start import launch_command
 words = ["run_name={name}", "training.steps=2000"]
 command = launch_command(
     find_launch_file("ddp"), "{folder}/run.yaml", words, num_processes=2

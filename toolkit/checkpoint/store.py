@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolkit.checkpoint.position import STATE
 from toolkit.checkpoint.tensors import Fingerprint
+from toolkit.checkpoint.training_state import STATE
 from toolkit.data.durable import sha256_of, write_durably
 from toolkit.errors import UntrustedError
 
@@ -132,17 +132,28 @@ class CheckpointStore:
         return None, []
 
 
-def find_damage(checkpoint: Path, *, rank: int | None = 0, world_size: int = 1) -> Iterator[str]:
-    """Yield a sentence for everything that is not as the manifest says.
+def find_damage(checkpoint: Path, *, rank: int = 0, world_size: int = 1) -> Iterator[str]:
+    """Yield a sentence for everything that is not as the manifest says, or for the manifest itself.
 
-    All files are looked at, but the bytes only of every `world_size`-th, from number `rank` on, or
-    of none if `rank` is None.
+    Bytes are read of every `world_size`-th file, from number `rank` on.
     """
     try:
         files = read_manifest(checkpoint)
     except UntrustedError as error:
         yield str(error)
-        return
+    else:
+        yield from damaged_files(checkpoint, files, rank=rank, world_size=world_size)
+
+
+def damaged_files(
+    checkpoint: Path,
+    files: Mapping[str, Fingerprint],
+    *,
+    rank: int | None = 0,
+    world_size: int = 1,
+) -> Iterator[str]:
+    """Yield a sentence for every file that is not as its manifest says; bytes are read of every
+    `world_size`-th, from number `rank` on, or of none if `rank` is None."""
     for path in sorted(checkpoint.iterdir()):
         if path.name not in files and path.name != MANIFEST:
             yield f"{path} is not listed in the manifest"

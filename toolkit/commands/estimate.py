@@ -1,139 +1,157 @@
-"""`toolkit estimate`: from options or a run configuration to rows, and their output."""
+"""`toolkit estimate`: memory per GPU for every strategy and mode."""
 
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from toolkit.batching import BatchPlan
-from toolkit.config import RunConfig, load_run_config
-from toolkit.engines.strategies import STRATEGIES, Accumulation, Strategy, check_precision
-from toolkit.errors import UsageError
-from toolkit.memory.calibration import Calibration, load_calibrations
-from toolkit.memory.hardware import Gpu, find_gpu, in_gib, load_gpus
-from toolkit.memory.largest import StepTokens, largest_micro_batch
-from toolkit.memory.report import Row, as_json, estimate_row, print_table
-from toolkit.memory.rows import Ranks, build_rows
-from toolkit.memory.states import checkpoint_bytes
-from toolkit.program.settings import Device, StepSettings
+import typer
 
-TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
-"""DDP's reducer and DeepSpeed refuse tensors without data."""
+from toolkit.commands import options
 
-_ONLY_FOR: Mapping[str, tuple[Strategy, ...]] = {
-    "gradient_as_bucket_view": ("ddp",),
-    "offload_optimizer": ("zero1", "zero2", "zero3"),
-}
+if TYPE_CHECKING:
+    from toolkit.memory.hardware import Gpu
+    from toolkit.memory.question import Question
+    from toolkit.memory.report import Row
+    from toolkit.program.settings import StepSettings
 
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked.
-
-    Attributes:
-        short: options that stand for overrides: `section.key=value` to what was written.
-        overrides: `section.key=value`, on top of the file or of the defaults.
-        strategies: which rows; None for all that the method can answer for.
-        ranks: how many; `single` is one in any case.
-        largest: whether to look for the largest micro-batch on `gpu`.
-        method: `formula` or `trace`.
-        changes: fields of `StepSettings` that no run configuration has, where they are not to be
-            what the loop does.
-    """
-
-    config_file: Path | None
-    short: Mapping[str, str]
-    overrides: Sequence[str]
-    strategies: Sequence[Strategy] | None
-    ranks: Ranks
-    device: Device
-    gpu: str | None
-    largest: bool
-    method: Literal["formula", "trace"]
-    changes: Mapping[str, Any]
-    plot: Path | None
-    as_json: bool
-
-    @property
-    def asked(self) -> Sequence[Strategy]:
-        """The strategies that rows are wanted of."""
-        if self.strategies is not None:
-            return self.strategies
-        return TRACED if self.method == "trace" else STRATEGIES
-
-    @property
-    def wants_one_mode(self) -> bool:
-        """Whether an override names an accumulation mode; a file's own does not hide the others."""
-        return any(word.partition("=")[0].strip() == "accumulation" for word in self.overrides)
-
-    def tokens_of(self, config: RunConfig) -> StepTokens:
-        """Return the tokens of a step: fixed where a run was given, with its default or its own."""
-        is_given = "tokens_per_step" in config.batch.model_fields_set
-        return StepTokens(
-            wanted=config.batch.tokens_per_step, is_fixed=is_given or self.config_file is not None
-        )
+WorldSize = Annotated[int, typer.Option(help="Ranks.", min=1, max=1_000_000)]
+Strategies = Annotated[
+    str | None,
+    typer.Option(help="Comma-separated.", show_default="all that the method can answer for"),
+]
+Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="What it runs on.")]
+MaxMicroBatch = Annotated[
+    bool,
+    typer.Option(
+        "--max-micro-batch", help="Find the largest micro-batch that fits and the run can use."
+    ),
+]
+Method = Annotated[
+    Literal["formula", "trace"],
+    typer.Option(help="Closed form; or the step on fake tensors, its loss in activations."),
+]
+Attention = Annotated[
+    Literal["flash", "math"] | None,
+    typer.Option(help="Attention kernel.", show_default="what the run would get"),
+]
+Foreach = Annotated[
+    bool | None, typer.Option("--foreach", help="The optimizer's foreach kernels, not fused.")
+]
+GradientAsBucketView = Annotated[
+    bool | None, typer.Option(help="DDP's gradients live in its buckets.", show_default="yes")
+]
+SetToNone = Annotated[
+    bool | None, typer.Option(help="Free gradients between steps.", show_default="yes, but DDP's")
+]
+OffloadOptimizer = Annotated[
+    bool | None, typer.Option("--offload-optimizer", help="ZeRO's optimizer state in host memory.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the step of the first row.", metavar="FILE")]
 
 
-def estimate(question: Question) -> None:
-    """Answer and print.
+def estimate(
+    config: options.RunFileOrDefaults = None,
+    overrides: options.Overrides = None,
+    preset: options.Preset = None,
+    micro_batch_size: options.MicroBatchSize = None,
+    world_size: WorldSize = 8,
+    per_machine: options.PerMachine = 8,
+    strategies: Strategies = None,
+    device: Device = "cuda",
+    gpu: options.Gpu = None,
+    max_micro_batch: MaxMicroBatch = False,
+    method: Method = "formula",
+    attention: Attention = None,
+    foreach: Foreach = None,
+    gradient_as_bucket_view: GradientAsBucketView = None,
+    set_to_none: SetToNone = None,
+    offload_optimizer: OffloadOptimizer = None,
+    plot: Plot = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say how much memory a run takes per GPU, for every strategy and mode."""
+    from toolkit.engines.strategies import STRATEGIES
+    from toolkit.memory.question import Question, step_tokens
+    from toolkit.memory.rows import Ranks
+    from toolkit.verify.options import choices
 
-    Raises:
-        UsageError: a value is wrong, or no row is left.
-    """
-    _check(question)
-    gpus = _gpus(question)
-    config = _load(question)
-    check_precision(config.precision, question.device)
-    tokens = question.tokens_of(config)
-    accumulation: Accumulation | None = config.accumulation if question.wants_one_mode else None
-    chosen = build_rows(
-        config,
-        tokens,
-        question.ranks,
-        asked=question.asked,
-        accumulation=accumulation,
-        device=question.device,
+    overrides = overrides or []
+    run = options.load_run(config, overrides, preset=preset, micro_batch_size=micro_batch_size)
+    # A file's own mode does not hide the others.
+    wants_one_mode = any(word.partition("=")[0].strip() == "accumulation" for word in overrides)
+    changes = {
+        "attention": attention,
+        "foreach": foreach,
+        "gradient_as_bucket_view": gradient_as_bucket_view,
+        "set_to_none": set_to_none,
+        "offload_optimizer": offload_optimizer,
+    }
+    question = Question(
+        config=run,
+        tokens=step_tokens(run, is_a_file=config is not None),
+        strategies=None if strategies is None else choices("--strategies", strategies, STRATEGIES),
+        accumulation=run.accumulation if wants_one_mode else None,
+        ranks=Ranks(world_size=world_size, per_machine=per_machine),
+        device=device,
+        gpu=gpu,
+        largest=max_micro_batch,
+        changes={name: value for name, value in changes.items() if value is not None},
+        method=method,
     )
-    steps = [replace(settings, **question.changes) for settings in chosen.settings]
+    _answer(question, plot, in_json=as_json)
+
+
+def _answer(question: "Question", plot: Path | None, *, in_json: bool) -> None:
+    from toolkit.memory import remarks
+    from toolkit.memory.largest import largest_micro_batch
+    from toolkit.memory.report import as_json, print_table
+    from toolkit.memory.states import checkpoint_bytes
+
+    chosen = question.rows()
+    gpus = _gpus(question)
     for reason in chosen.left_out:
         _note(f"left out: {reason}")
-    if question.method == "trace" and question.strategies is None:
-        untraced = ", ".join(name for name in STRATEGIES if name not in TRACED)
-        _note(f"not traced: {untraced}, which need real tensors")
-    for assumption in _assumptions(steps, tokens):
+    if question.untraced:
+        _note(f"not traced: {', '.join(question.untraced)}, which need real tensors")
+    for assumption in remarks.describe_assumptions(chosen.settings, question.tokens):
         _note(assumption)
-    rows = [_row(settings, question.method) for settings in steps]
+    rows = [_row(settings, question.method) for settings in chosen.settings]
     if question.largest:
         rows = [
-            replace(row, largest=largest_micro_batch(row.settings, tokens, gpus[0])) for row in rows
+            replace(row, largest=largest_micro_batch(row.settings, question.tokens, gpus[0]))
+            for row in rows
         ]
-    parameters = config.model.sizes().parameter_count
-    checkpoint = checkpoint_bytes(parameters, adam=config.optimizer.name == "adamw")
-    if question.plot is not None:
+    model, optimizer = question.config.model, question.config.optimizer
+    checkpoint = checkpoint_bytes(model.sizes().parameter_count, adam=optimizer.name == "adamw")
+    if plot is not None:
         from toolkit.memory.plot import plot_step
 
-        _note(f"drawn in {plot_step(steps[0], question.plot)}")
-    if question.as_json:
+        _note(f"drawn in {plot_step(chosen.settings[0], plot)}")
+    if in_json:
         print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
         return
-    for line in _header(rows):
+    for line in remarks.describe_rows(rows):
         print(line)
     print_table(rows, gpus)
     for allowance in dict.fromkeys(gpu.calibration.describe() for gpu in gpus):
         print(f"fits: {allowance}")
-    print(_checkpoint_line(checkpoint, max(settings.world_size for settings in steps)))
-    if any(s.compile for s in steps):
-        print(_compile_line(question))
+    most = max(settings.world_size for settings in chosen.settings)
+    print(remarks.describe_checkpoint(checkpoint, most))
+    if model.compile:
+        print(remarks.describe_compiled(question.method))
 
 
 def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    typer.echo(line, err=True)
 
 
-def _gpus(question: Question) -> list[Gpu]:
+def _gpus(question: "Question") -> "list[Gpu]":
     """The GPUs that are judged; a run on CPUs has none."""
+    from toolkit.errors import UsageError
+    from toolkit.memory.calibration import Calibration, load_calibrations
+    from toolkit.memory.hardware import find_gpu, load_gpus
+
     if question.device == "cpu":
         return []
     try:
@@ -146,128 +164,13 @@ def _gpus(question: Question) -> list[Gpu]:
     return [find_gpu(question.gpu, calibrations)]
 
 
-def _assumptions(steps: Sequence[StepSettings], tokens: StepTokens) -> Iterator[str]:
-    """A step that no run could cut like this is still answered for."""
-    for step in {settings.world_size: settings for settings in steps}.values():
-        plan = _plan(step)
-        if not tokens.is_fixed or plan.tokens_per_step == tokens.wanted:
-            continue
-        yield (
-            f"batch.tokens_per_step {tokens.wanted:,} cannot be cut into micro-steps of "
-            f"{plan.tokens_per_wave:,} tokens on {step.world_size:,} ranks, so no run starts like "
-            f"this; assumed is {plan.describe()}, since memory hardly depends on the number of "
-            "micro-steps beyond two"
-        )
-        if not tokens.micro_batches(seq_len=step.seq_len, world_size=step.world_size):
-            yield f"no batch.micro_batch_size cuts it on {step.world_size:,} ranks"
-
-
-def _plan(step: StepSettings) -> BatchPlan:
-    wave = step.micro_batch_size * step.seq_len * step.world_size
-    return BatchPlan(
-        tokens_per_step=step.grad_accum_steps * wave,
-        seq_len=step.seq_len,
-        micro_batch_size=step.micro_batch_size,
-        world_size=step.world_size,
-    )
-
-
-def _header(rows: Sequence[Row]) -> Iterator[str]:
-    """What all rows have in common, and how a step is cut on each number of ranks."""
-    first = rows[0].settings
-    yield (
-        f"{first.sizes.parameter_count:,} parameters, {first.precision} on {first.device}; "
-        "allocated bytes per rank at the peak"
-    )
-    steps = {row.settings.world_size: row.settings for row in rows}
-    for world_size in sorted(steps, reverse=True):
-        yield _plan(steps[world_size]).describe()
-    if equal := _with_equal_modes(rows):
-        yield (
-            f"one micro-step per step accumulates nothing: the modes of {', '.join(equal)} take "
-            "the same memory; they differ with a larger batch.tokens_per_step or a smaller "
-            "micro-batch"
-        )
-
-
-def _with_equal_modes(rows: Sequence[Row]) -> list[Strategy]:
-    """Strategies whose modes cannot differ, for want of a second micro-step."""
-    peaks: dict[Strategy, list[int]] = {}
-    for row in rows:
-        if row.settings.grad_accum_steps == 1:
-            peaks.setdefault(row.settings.strategy, []).append(row.peak)
-    return [name for name, found in peaks.items() if len(found) > 1 and len(set(found)) == 1]
-
-
-def _check(question: Question) -> None:
-    untraced = [name for name in question.asked if name not in TRACED]
-    if question.method == "trace" and untraced:
-        raise UsageError(
-            f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
-            f"--strategies {','.join(TRACED)}"
-        )
-    if question.method == "trace" and question.changes:
-        raise UsageError(
-            f"--method trace runs the loop's own step; {', '.join(question.changes)} cannot be "
-            "changed in it, leave it out or use --method formula"
-        )
-    if question.gpu is not None and question.device == "cpu":
-        raise UsageError(f"--gpu {question.gpu}: with --device cpu there is no GPU to fit")
-    if question.largest and question.gpu is None:
-        raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
-    for name, strategies in _ONLY_FOR.items():
-        if name in question.changes and not set(strategies) & set(question.asked):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for {', '.join(strategies)} alone, and "
-                f"--strategies {','.join(question.asked)} has none of them"
-            )
-
-
-def _row(settings: StepSettings, method: str) -> Row:
+def _row(settings: "StepSettings", method: str) -> "Row":
     if method == "formula":
+        from toolkit.memory.report import estimate_row
+
         return estimate_row(settings)
     from toolkit.verify.traced import trace_row
 
     ranks = f"{settings.world_size:,} {'rank' if settings.world_size == 1 else 'ranks'}"
     words = f"{settings.strategy} {settings.accumulation} on {ranks}"
     return trace_row(settings, lambda step: _note(f"tracing {words}, step {step} of 2"))
-
-
-def _checkpoint_line(size: int, ranks: int) -> str:
-    share = f"; each of {ranks} ranks writes {in_gib(size // ranks)} GiB of it, its own share"
-    return f"a checkpoint takes {in_gib(size)} GiB of disk{share if ranks > 1 else ''}"
-
-
-def _compile_line(question: Question) -> str:
-    if question.method == "trace":
-        return "model.compile: traced without a compiler, which may keep less"
-    return (
-        "model.compile: from what its partitioner may leave out to what blocks keep without it; "
-        "bars, fits and parts are of the upper end"
-    )
-
-
-def _load(question: Question) -> RunConfig:
-    overrides = [*question.short, *question.overrides]
-    try:
-        if question.config_file is None:
-            return _from_overrides(overrides)
-        return load_run_config(question.config_file, overrides)
-    except UsageError as error:
-        sentence = str(error)
-        for override, written in question.short.items():
-            sentence = sentence.replace(f"override '{override}'", written)
-        raise UsageError(sentence) from None
-
-
-def _from_overrides(overrides: Sequence[str]) -> RunConfig:
-    """Check overrides of the defaults as those of a file are checked."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder) / "defaults.yaml"
-        empty.write_text("{}\n")
-        try:
-            return load_run_config(empty, overrides)
-        except UsageError as error:
-            raise UsageError(str(error).replace(f"{empty}: ", "")) from None

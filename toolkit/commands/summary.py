@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from toolkit.config import load_run_config
-from toolkit.errors import UsageError
-from toolkit.training.metrics import read_metrics
-from toolkit.training.run_folder import read_last_start, read_summary, run_folder
+import typer
+
+from toolkit.commands.options import Overrides
 
 _SHOWN = {"reason", "parameters", "strategy", "world_size", "tokens_per_s"}
+
+
+def summary(
+    config: Annotated[Path, typer.Argument(metavar="RUN.yaml", show_default=False)],
+    overrides: Overrides = None,
+) -> None:
+    """Say what a run did: its loss, speed, last sample and folder."""
+    for line in summarise(config, overrides or []):
+        typer.echo(line)
 
 
 def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
@@ -20,6 +28,11 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
     Raises:
         UsageError: the run has not been started, or has no step yet.
     """
+    from toolkit.config import load_run_config
+    from toolkit.errors import UsageError
+    from toolkit.training.metrics import read_metrics
+    from toolkit.training.run_folder import read_last_start, read_summary, run_folder
+
     folder = run_folder(load_run_config(config_file, overrides))
     summary = read_summary(folder)
     records = read_metrics(folder / "metrics.jsonl")
@@ -37,13 +50,12 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
         *(f"validation loss {found['loss']:.3f} at step {found['step']}" for found in evaluations),
         f"speed           {_rate(summary)}",
         *(f"sample          {found['text']!r}" for found in samples[-1:]),
-        *_last_start(folder, summary),
+        *_last_start(read_last_start(folder), summary),
         f"run folder      {folder}",
     ]
 
 
-def _last_start(folder: Path, summary: dict[str, Any]) -> list[str]:
-    ended = read_last_start(folder)
+def _last_start(ended: dict[str, Any] | None, summary: dict[str, Any]) -> list[str]:
     if ended is None or ended.items() <= summary.items():
         return []
     return [f"last start      ended with {ended['exit']}: {ended.get('reason')}"]

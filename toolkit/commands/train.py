@@ -1,93 +1,29 @@
-"""`toolkit train`: from a strategy and a run configuration to a launched job and its exit code."""
+"""`toolkit train`: a run on its strategy, from the launch line to the exit code."""
 
-import shlex
-import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
+from typing import Annotated
 
-from toolkit.config import load_run_config
-from toolkit.engines.strategies import check_installed
-from toolkit.errors import Preempted, UsageError
-from toolkit.launch.check import check_pair
-from toolkit.launch.file import load_launch_file, strategy_of
-from toolkit.launch.launcher import STOPPED, run_launcher
-from toolkit.shipped import find_launch_file, find_main_job
-from toolkit.training.batches import build_batches, build_val
-from toolkit.training.run_folder import (
-    forget_last_start,
-    make_run_folder,
-    read_last_start,
-    sole_user,
-)
+import typer
+
+from toolkit.commands.options import Overrides, RunFile
 
 
 def train(
-    strategy: str,
-    config_file: Path,
-    overrides: Sequence[str],
-    *,
-    num_processes: int | None,
-    strict: bool = False,
-) -> int:
-    """Check everything that can be checked beforehand, then launch and wait.
+    strategy: Annotated[str, typer.Option(help="One of configs/accelerate, or a launch file.")],
+    config: RunFile,
+    overrides: Overrides = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="Processes to start; else as the launch file says.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse to pass over a damaged checkpoint.")
+    ] = False,
+) -> None:
+    """Print the `accelerate launch` line of a run, run it, and return the run's exit code.
 
-    Returns:
-        The exit code of the worker, from `last_start.json`; 1 if it left none and failed.
-
-    Raises:
-        UsageError: the configuration, the launch file, the pair of them or the data is wrong, the
-            engine or a tracker is not installed, or the run folder cannot be made.
-        UntrustedError: data shards are damaged.
-        Preempted: a signal ended the workers before they could write how they ended.
+    The pair of files and the data are checked before anything is started.
     """
-    launch_file = find_launch_file(strategy)
-    launch = load_launch_file(launch_file)
-    check_installed(strategy_of(launch))
-    config = load_run_config(config_file, overrides)
-    plan = check_pair(config, launch, world_size=num_processes)
-    build_batches(config, plan, rank=0)
-    build_val(config)
-    _check_trackers(config.training.trackers)
-    command = launch_command(
-        launch_file, config_file, overrides, num_processes=num_processes, strict=strict
+    from toolkit.training.start import start
+
+    raise typer.Exit(
+        start(strategy, config, overrides or [], num_processes=num_processes, strict=strict)
     )
-    folder = make_run_folder(config)
-    with sole_user(folder):
-        print(shlex.join(command), flush=True)
-        forget_last_start(folder)
-    status = run_launcher([sys.executable, "-m", "toolkit.launch.launcher", *command[1:]])
-    ended = read_last_start(folder) if status else None
-    if ended is None and status == STOPPED:
-        raise Preempted("stopped by a signal before this start could save anything; start it again")
-    return int(ended["exit"]) or status if ended else status
-
-
-def _check_trackers(trackers: Sequence[str]) -> None:
-    """Refuse a tracker whose module is not there; the worker then asks Accelerate, which is slow.
-
-    Raises:
-        UsageError: names the tracker.
-    """
-    for tracker in trackers:
-        # Accelerate 1.15 takes either of two for this one; the others are called as their module.
-        modules = ("tensorboard", "tensorboardX") if tracker == "tensorboard" else (tracker,)
-        if not any(map(find_spec, modules)):
-            raise UsageError(
-                f"training.trackers: '{tracker}' is not installed; pip install it or take it out"
-            )
-
-
-def launch_command(
-    launch_file: Path,
-    config_file: Path,
-    overrides: Sequence[str],
-    *,
-    num_processes: int | None,
-    strict: bool = False,
-) -> list[str]:
-    """Return the words of the `accelerate launch` line."""
-    processes = ["--num_processes", str(num_processes)] if num_processes else []
-    launcher = ["accelerate", "launch", "--config_file", str(launch_file), *processes]
-    options = ["--strict"] if strict else []
-    return [*launcher, str(find_main_job()), *options, "--config", str(config_file), *overrides]

@@ -1,65 +1,103 @@
-"""`toolkit verify`, from its options to its exit code."""
+"""`toolkit verify`: that strategies and modes compute the same update."""
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+import typer
 
-from toolkit.engines.strategies import Accumulation, Precision, Strategy
-from toolkit.errors import UsageError
-from toolkit.model.sizes import ModelSizes
-from toolkit.verify.cases import Case
-from toolkit.verify.duration import expected_seconds
-from toolkit.verify.report import (
-    WIDEST,
-    WIDTH,
-    build_controls_table,
-    build_json,
-    build_notes,
-    build_table,
-)
-from toolkit.verify.run import Caught, cases_of, controls_of, not_run, plan_arms, run_all
-from toolkit.verify.verdict import Arm, Verdict
+from toolkit.commands.options import AsJson
+
+if TYPE_CHECKING:
+    from toolkit.model.sizes import ModelSizes
+    from toolkit.verify.cases import Case
+    from toolkit.verify.run import Caught
+    from toolkit.verify.verdict import Arm, Verdict
 
 NOT_EQUAL = 1
 
+Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
+Accumulations = Annotated[
+    str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
+]
+WorldSizes = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated.", show_default="the smallest of each: 1 for single, 4 for hsdp, 2"
+    ),
+]
+Model = Annotated[
+    str, typer.Option(help="A preset, or n_layer,n_head,n_embd,vocab_size,block_size.")
+]
+Controls = Annotated[
+    bool, typer.Option("--controls", help="Also put faults in and see each one caught.")
+]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="All columns: also traffic, what is held, replicas.")
+]
+
 
 def verify(
-    *,
-    strategies: Sequence[Strategy],
-    accumulations: Sequence[Accumulation],
-    world_sizes: Sequence[int],
-    grad_accum_steps: Sequence[int],
-    precisions: Sequence[Precision],
-    sizes: ModelSizes,
-    steps: int,
-    with_controls: bool,
-    wide: bool,
-    as_json: bool,
-    timeout_s: float,
-) -> int:
-    """Run the arms, print a table or JSON; return 0 only if all are equal and all faults caught.
+    strategies: Strategies = "single,ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3",
+    accumulation: Accumulations = "replicated,sharded,deferred",
+    world_sizes: WorldSizes = None,
+    grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
+    precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
+    model: Model = "2,2,32,512,32",
+    steps: Annotated[int, typer.Option(help="Updates per case.", min=3, max=50)] = 10,
+    controls: Controls = False,
+    timeout: Annotated[float, typer.Option(help="Seconds for one launch.")] = 300.0,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that strategies and accumulation modes compute the same update, by launching them."""
+    from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
+    from toolkit.errors import UsageError
+    from toolkit.verify.options import choices, model_sizes, numbers
+    from toolkit.verify.report import build_json
+    from toolkit.verify.run import cases_of, controls_of, plan_arms
 
-    Raises:
-        UsageError: controls are asked for and none of the arms has any.
-    """
+    arms = plan_arms(
+        choices("--strategies", strategies, STRATEGIES),
+        numbers("--world-sizes", world_sizes) if world_sizes else [],
+    )
+    of_each = partial(
+        cases_of,
+        accumulations=choices("--accumulation", accumulation, ACCUMULATIONS),
+        grad_accum_steps=numbers("--grad-accum", grad_accum),
+        precisions=choices("--precision", precision, ("fp32", "bf16")),
+        steps=steps,
+    )
+    sizes = model_sizes(model)
+    if controls and not any(controls_of(arm) for arm in arms):
+        raise UsageError("--controls needs ddp, fsdp2 or zero2 among the strategies, on 2 ranks up")
+    found = _run(arms, of_each, sizes, with_controls=controls, timeout_s=timeout)
+    report = build_json(*found, sizes, steps=steps)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_tables(*found, wide=wide)
+    raise typer.Exit(0 if report["ok"] else NOT_EQUAL)
+
+
+def _run(
+    arms: "Sequence[Arm]",
+    cases: "Callable[[Arm], list[Case]]",
+    sizes: "ModelSizes",
+    *,
+    with_controls: bool,
+    timeout_s: float,
+) -> "tuple[list[Verdict], list[Caught], dict[Arm, str]]":
+    """Launch the arms one after another; return verdicts, controls and reasons of the others."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from toolkit.verify.run import run_all
+
     verdicts: list[Verdict] = []
     controls: list[Caught] = []
     others: dict[Arm, str] = {}
-    arms = plan_arms(strategies, world_sizes)
-    if with_controls and not any(controls_of(arm) for arm in arms):
-        raise UsageError("--controls needs ddp, fsdp2 or zero2 among the strategies, on 2 ranks up")
-
-    def cases(arm: Arm) -> list[Case]:
-        return cases_of(
-            arm,
-            accumulations=accumulations,
-            grad_accum_steps=grad_accum_steps,
-            precisions=precisions,
-            steps=steps,
-        )
-
     console = Console(stderr=True)
     console.print(_announcement(arms, cases, sizes, with_controls=with_controls), highlight=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -74,22 +112,20 @@ def verify(
                 verdicts += found.verdicts
                 controls += found.controls
             progress.update(task, completed=done, description=f"{done}/{len(arms)} {name}")
-    report = build_json(verdicts, controls, others, sizes, steps=steps)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print_tables(verdicts, controls, others, wide=wide)
-    return 0 if report["ok"] else NOT_EQUAL
+    return verdicts, controls, others
 
 
 def _announcement(
-    arms: Sequence[Arm],
-    cases: Callable[[Arm], list[Case]],
-    sizes: ModelSizes,
+    arms: "Sequence[Arm]",
+    cases: "Callable[[Arm], list[Case]]",
+    sizes: "ModelSizes",
     *,
     with_controls: bool,
 ) -> str:
     """Return what is going to run and about how long that takes."""
+    from toolkit.verify.duration import expected_seconds
+    from toolkit.verify.run import controls_of, not_run
+
     launches = {arm: cases(arm) for arm in arms if not_run(arm) is None}
     broken = {arm: controls_of(arm) if with_controls else [] for arm in launches}
     everything = {
@@ -112,9 +148,19 @@ def _counted(number: int, one: str, many: str) -> str:
 
 
 def print_tables(
-    verdicts: list[Verdict], controls: list[Caught], others: dict[Arm, str], *, wide: bool
+    verdicts: "list[Verdict]", controls: "list[Caught]", others: "dict[Arm, str]", *, wide: bool
 ) -> None:
     """Print what was found, a line for each arm that was not run, and how many cases are equal."""
+    from rich.console import Console
+
+    from toolkit.verify.report import (
+        WIDEST,
+        WIDTH,
+        build_controls_table,
+        build_notes,
+        build_table,
+    )
+
     # Where there is less room the terminal wraps a row; cut cells say nothing.
     console = Console(width=WIDEST if wide else max(WIDTH, Console().width))
     if verdicts:

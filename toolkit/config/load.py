@@ -17,26 +17,29 @@ _SECTIONS = {key.partition(".")[0] for key in _KEYS if "." in key}
 _TEXTS = {key for key, field in RunConfig.model_fields.items() if field.annotation is str}
 
 
-def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the checked configuration of a file, with `section.key=value` overrides on top.
+
+    Without a file it is that of the defaults.
 
     Raises:
         UsageError: one line for each problem, naming the file or the override, and the key.
     """
-    values = load_yaml_mapping(path)
+    values = {} if path is None else load_yaml_mapping(path)
     for section in _SECTIONS & values.keys():
         # A section whose keys are all commented out reads as null.
         if values[section] is None:
             values[section] = {}
     origins = _apply_overrides(values, overrides)
-    if "run_name" not in values:
+    if path is not None and "run_name" not in values:
         values["run_name"] = _run_name_of(path)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
 
         def source_of(keys: Collection[str]) -> str:
-            return ", ".join(origins[key] for key in origins if key in keys) or str(path)
+            found = ", ".join(origins[key] for key in origins if key in keys)
+            return found or str(path or "defaults")
 
         problems = describe_problems(error, _KEYS, source_of, SYNONYMS)
         raise UsageError("\n".join(problems)) from None

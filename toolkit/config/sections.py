@@ -25,6 +25,7 @@ from toolkit.model.sizes import (
     GPT2_BLOCK_SIZE,
     PADDED_VOCAB_SIZE,
     PRESETS,
+    Loss,
     ModelSizes,
     Preset,
 )
@@ -109,7 +110,7 @@ class ModelConfig(Section):
     """Recompute each block in the backward pass instead of keeping its activations."""
     compile: bool = False
     """Compile each block with torch.compile."""
-    loss: Literal["plain", "chunked"] = "plain"
+    loss: Loss = "plain"
     """`chunked` never holds the logits of more than one piece of the sequence."""
 
     @model_validator(mode="before")

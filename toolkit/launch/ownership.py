@@ -109,17 +109,6 @@ def stopping_together(on_going_on: Callable[[], None] = lambda: None) -> Iterato
             signal.signal(number, handler)
 
 
-@contextmanager
-def owned(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
-    """Start a command that stops and goes on with this process and is over when the block is."""
-    with stopping_together():
-        process = start(command, **options)
-        try:
-            yield process
-        finally:
-            end(process)
-
-
 def end(process: "subprocess.Popen[Any]") -> None:
     """Kill what is left of a process and of all below it, and wait for it."""
     if process.poll() is None:

@@ -7,7 +7,6 @@ names are those of the released checkpoint in its usual layout, so weights can b
 """
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from toolkit.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 
 INIT_STD = 0.02
 
@@ -81,7 +80,7 @@ class Head(nn.Linear):
     have that weight at hand for the module's forward also covers the chunked loss.
     """
 
-    def __init__(self, n_embd: int, vocab_size: int, loss: Literal["plain", "chunked"]) -> None:
+    def __init__(self, n_embd: int, vocab_size: int, loss: Loss) -> None:
         super().__init__(n_embd, vocab_size, bias=False)
         self.loss = loss
 
@@ -138,7 +137,7 @@ class GPT2(nn.Module):
         *,
         dropout: float = 0.0,
         activation_checkpointing: bool = False,
-        loss: Literal["plain", "chunked"] = "plain",
+        loss: Loss = "plain",
     ) -> None:
         super().__init__()
         self.transformer = Transformer(sizes, dropout, activation_checkpointing)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Preset = Literal["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+Loss = Literal["plain", "chunked"]
+"""From whole logits, or chunk by chunk of the tokens."""
 
 
 class Shape(NamedTuple):

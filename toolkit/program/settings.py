@@ -7,7 +7,7 @@ from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
 from toolkit.engines.strategies import Accumulation, Precision, Strategy, check_accumulation
 from toolkit.errors import UsageError
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.program.events import Group
 
 Device = Literal["cuda", "cpu"]
@@ -49,7 +49,7 @@ class StepSettings:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     foreach: bool = False
     activation_checkpointing: bool = False
-    loss: Literal["plain", "chunked"] = "plain"
+    loss: Loss = "plain"
     dropout: float = 0.0
     compile: bool = False
     least_kept: bool = False

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.effective import check_first_step
 from toolkit.engines.replicas import check_replicas
 from toolkit.errors import NonFiniteError, Preempted
@@ -89,7 +89,7 @@ class Loop:
         self.peak_memory_bytes: int | None = None
         self.last_peak: MeasuredPeak | None = None
 
-    def _take(self, position: Position) -> None:
+    def _take(self, position: TrainingState) -> None:
         self.step, self.updates = position.step, position.updates
         self.data_step = max(self.data_step, position.data_step)
 
@@ -277,7 +277,7 @@ class Loop:
         tokens, targets = (torch.from_numpy(part).to(self.engine.device) for part in batch)
         return tokens, targets
 
-    def _position(self) -> Position:
+    def _position(self) -> TrainingState:
         return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)
 
     def figures(self) -> dict[str, Any]:

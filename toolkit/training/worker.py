@@ -18,6 +18,7 @@ from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.launch.check import check_launched
+from toolkit.launch.exit_code import leave_exit_code
 from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
 from toolkit.memory.hardware import GIB
@@ -75,6 +76,7 @@ def end_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
+    leave_exit_code(code)
     os._exit(code)
 
 

@@ -28,7 +28,7 @@ _SILENT = ("model.preset", "output_dir", "run_name", "data.train", "data.val", "
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainingState:
     """What a run is beside its tensors; data order and dropout follow from seed and steps.
 
     Attributes:
@@ -66,8 +66,8 @@ class Position:
         shapes: dict[str, list[int]],
         strategy: str = "single",
         config: dict[str, Any] | None = None,
-    ) -> "Position":
-        """Return the position after `step` updates with AdamW on one process, of no run's data."""
+    ) -> "TrainingState":
+        """Return the state after `step` updates with AdamW on one process, of no run's data."""
         return cls(
             step=step,
             data_step=step,
@@ -88,8 +88,8 @@ class Position:
         return json.dumps({"version": _VERSION, **asdict(self)}, indent=1) + "\n"
 
 
-def read_position(checkpoint: Path) -> Position:
-    """Return the position of a verified checkpoint.
+def read_training_state(checkpoint: Path) -> TrainingState:
+    """Return the training state of a verified checkpoint.
 
     Raises:
         UntrustedError: another version of this toolkit wrote it, or it is no state at all.
@@ -105,14 +105,14 @@ def read_position(checkpoint: Path) -> Position:
             f"{path} is of version {version}, this toolkit reads version {_VERSION}; carry on "
             "with the toolkit that wrote it, or choose another run_name"
         )
-    expected = {field.name for field in fields(Position)}
+    expected = {field.name for field in fields(TrainingState)}
     if differing := expected ^ found.keys():
         raise UntrustedError(f"{path} is no state: it differs in '{min(differing)}'")
-    return Position(**found)
+    return TrainingState(**found)
 
 
 def compare_runs(
-    checkpoint: Path, found: Position, config: dict[str, Any], data: dict[str, Any]
+    checkpoint: Path, found: TrainingState, config: dict[str, Any], data: dict[str, Any]
 ) -> list[str]:
     """Return the differences between a checkpoint's configuration and this start's, as lines.
 
