@@ -92,30 +92,12 @@ def _following(engine: Engine, clock: PhaseClock) -> Iterator[None]:
     What an engine still does once the last micro-batch is through, such as reducing a whole
     window's gradients, belongs to the backward pass.
     """
-    accumulate, backward, clip_and_step = engine.accumulate, engine.backward, engine.clip_and_step
-
-    def follow_accumulate(micro_batches: Sequence[Any]) -> Iterator[Any]:
-        for micro_batch in accumulate(micro_batches):
-            clock.enter("forward")
-            yield micro_batch
-
-    def follow_backward(loss: torch.Tensor) -> None:
-        clock.enter("backward")
-        backward(loss)
-
-    def follow_clip_and_step() -> torch.Tensor:
-        clock.enter("optimizer")
-        return clip_and_step()
-
-    engine.accumulate = follow_accumulate  # type: ignore[method-assign]
-    engine.backward = follow_backward  # type: ignore[method-assign]
-    engine.clip_and_step = follow_clip_and_step  # type: ignore[method-assign]
-    try:
+    with (
+        engine.model.register_forward_pre_hook(lambda *_: clock.enter("forward"), prepend=True),
+        engine.model.register_forward_hook(lambda *_: clock.enter("backward")),
+        engine.register_update_pre_hook(lambda: clock.enter("optimizer")),
+    ):
         yield
-    finally:
-        engine.accumulate = accumulate  # type: ignore[method-assign]
-        engine.backward = backward  # type: ignore[method-assign]
-        engine.clip_and_step = clip_and_step  # type: ignore[method-assign]
 
 
 def split_turns(

@@ -98,8 +98,6 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
     torch.manual_seed(SEED)
     sizes = arm.model.model_sizes()
     model = GPT2(sizes, activation_checkpointing=arm.activation_checkpointing, loss=arm.loss)
-    if arm.compile:
-        model.compile_blocks()
     model.to(PartialState().device)
     optimizer = OptimizerConfig.model_validate({"name": arm.optimizer, "lr": LR})
     plan = plan_batch(
@@ -116,6 +114,7 @@ def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
         accumulation=arm.accumulation,
         precision=arm.precision,
         grad_clip=GRAD_CLIP,
+        compile_blocks=arm.compile,
     )
     check_effective(engine, precision=arm.precision, tied=TIED)
     return engine

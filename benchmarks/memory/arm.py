@@ -83,8 +83,6 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
         activation_checkpointing=settings.activation_checkpointing,
         loss=settings.loss,
     )
-    if configuration.compile:
-        model.compile_blocks()
     optimizer = build_optimizer(
         model, OptimizerConfig.model_validate({"name": configuration.optimizer, "lr": 1e-3})
     )
@@ -105,6 +103,7 @@ def build(configuration: Configuration, launched: Launched) -> Engine:
         accumulation=settings.accumulation,
         precision=settings.precision,
         grad_clip=1.0,
+        compile_blocks=configuration.compile,
     )
 
 

@@ -161,11 +161,6 @@ class GPT2(nn.Module):
         """
         return self.lm_head(self.transformer(tokens), targets)
 
-    def compile_blocks(self) -> None:
-        """Compile each block in place, which leaves parameter names as they are."""
-        for block in self.transformer.h:
-            block.compile()
-
     def _initialise(self, n_layer: int) -> None:
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
