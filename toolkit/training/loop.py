@@ -19,8 +19,9 @@ from toolkit.memory.allocator import MeasuredPeak, measure_peak
 from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
 from toolkit.training.health import Health
+from toolkit.training.profile import Profile
 from toolkit.training.read_ahead import ReadAhead
-from toolkit.training.report import RunReport
+from toolkit.training.report import RunReport, line_of
 from toolkit.training.resume import describe, go_back, resume
 from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
@@ -81,9 +82,8 @@ class Loop:
             self._take(position)
         self.saving.saved_step = self.step
         self._gone_back_to: Path | None = None
-        self.report = RunReport(
-            self.engine, folder, say, steps=self.config.training.steps, last_step=self.step
-        )
+        self.report = RunReport(self.engine, folder, say, line=line_of(run), last_step=self.step)
+        self.profile = Profile(folder / "profile", self.engine, self.config.training.profile, say)
         self.validation = Validation(run, self.report, self.stop)
         self.estimate = estimate
         self.peak_memory_bytes: int | None = None
@@ -172,7 +172,10 @@ class Loop:
         micro_batches = [self._on_device(batch) for batch in self.batches(self.data_step)]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
         measured = done > 0 and self._can_measure(done)
-        with measure_peak(self.engine.device) if measured else nullcontext() as peak:
+        with (
+            measure_peak(self.engine.device) if measured else nullcontext() as peak,
+            self.profile.during_update(self.step + 1, done=done),
+        ):
             result, skipped = self._update(micro_batches, lr)
         loss, stop, writing = self._agree(result, peak)
         grad_norm, left_out = float(result.grad_norm), self.engine.step_was_skipped
