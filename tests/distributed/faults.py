@@ -61,7 +61,7 @@ def watched_step(engine: Engine, case: Case = CASE, *, watch: bool = True) -> No
 def never_communicates_before_the_last() -> None:
     case = replace(CASE, accumulation="sharded")
     engine = worker.build_case(case, TINY, LAUNCHED)
-    engine._before_last_micro_step = engine.model.no_sync  # type: ignore[method-assign]
+    engine.accumulation = "replicated"
     say("does not communicate when it should", refusal(lambda: watched_step(engine, case)))
 
 
