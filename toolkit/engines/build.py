@@ -54,9 +54,7 @@ def build_engine(
         compile_blocks: whether to compile them, which no engine's hooks are inside of.
 
     Raises:
-        UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
-            precision, the launch file asks for another precision, a tracker is not installed, or
-            the model cannot be sharded by its blocks.
+        UsageError: strategy, mode, precision, model or trackers are not possible here.
     """
     from accelerate import Accelerator
 
