@@ -122,7 +122,7 @@ class Checkpoints:
             updates=step,
             tokens=tokens,
             moments=step > 0 and "betas" in engine.optimizer.param_groups[0],
-            loss_scale=engine.loss_scale,
+            loss_scale=engine.state.loss_scale,
             strategy=engine.launched.strategy,
             world_size=engine.world_size,
             shapes=shapes_of(engine),

@@ -41,14 +41,14 @@ def test_a_run_finds_its_scale_and_resumes_with_it(start: Start) -> None:
     loop.fit()
     first = next(line for line in said if line.startswith("step"))
     assert "| skipped " in first
-    found = loop.engine.loss_scale
+    found = loop.engine.state.loss_scale
     assert found is not None
     assert found["scale"] < OVERFLOWS
     assert found["held"] == 2
     assert loop.updates == 2
     resumed, said = start("training.checkpoint_every=2")
     assert resumed.step == 2
-    assert resumed.engine.loss_scale == found
+    assert resumed.engine.state.loss_scale == found
     resumed.fit()
     assert not [line for line in said if "skipped" in line]
-    assert resumed.engine.loss_scale == {"scale": found["scale"], "held": 4}
+    assert resumed.engine.state.loss_scale == {"scale": found["scale"], "held": 4}

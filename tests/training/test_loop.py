@@ -12,6 +12,7 @@ from toolkit.checkpoint import saver as saver_module
 from toolkit.config import load_run_config
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
+from toolkit.engines.ranks import Ranks
 from toolkit.errors import NonFiniteError, Preempted, SaveError, UntrustedError, UsageError
 from toolkit.memory.advice import estimate_run
 from toolkit.training import loop as loop_module
@@ -101,14 +102,14 @@ def test_a_step_takes_one_sum_and_one_exchange_of_numbers(
 ) -> None:
     loop = start("training.check_replicas_every=0")
     asked: list[str] = []
-    for name in ("begin_sum", "max_over_ranks", "gather_numbers", "gather_from_ranks"):
-        original = getattr(Engine, name)
+    for name in ("begin_sum", "max", "gather_numbers", "gather"):
+        original = getattr(Ranks, name)
 
-        def ask(engine: Engine, value: Any, name: str = name, original: Any = original) -> Any:
+        def ask(ranks: Ranks, value: Any, name: str = name, original: Any = original) -> Any:
             asked.append(name)
-            return original(engine, value)
+            return original(ranks, value)
 
-        monkeypatch.setattr(Engine, name, ask)
+        monkeypatch.setattr(Ranks, name, ask)
     loop.fit()
     assert asked == 4 * ["begin_sum", "gather_numbers"]
 
@@ -399,7 +400,7 @@ def poison(loop: Loop, *data_steps: int) -> None:
 
 
 def bits(loop: Loop) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for _, parameter in loop.engine.named_parameters()]
+    return [parameter.detach().clone() for _, parameter in loop.engine.module.named_parameters()]
 
 
 def test_a_skipped_update_leaves_every_bit_and_is_counted_apart(

@@ -233,7 +233,7 @@ class Loop:
         """
         peak_bytes = peak.bytes if peak else 0
         own = [float(result.loss_share), peak_bytes, self.stop.number, self.saving.is_writing]
-        shares, peaks, stops, writing = zip(*self.engine.gather_numbers(own), strict=True)
+        shares, peaks, stops, writing = zip(*self.engine.ranks.gather_numbers(own), strict=True)
         if peak is not None:
             self.last_peak = peak
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, int(max(peaks)))

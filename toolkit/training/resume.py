@@ -48,7 +48,7 @@ def go_back(run: Run, store: CheckpointStore) -> tuple[Path, TrainingState] | No
     position = read_training_state(checkpoint)
     load(run.engine, checkpoint, position)
     if run.config.optimizer.name == "adamw" and not position.moments:
-        run.engine.start_moments(position.updates)
+        run.engine.state.start_moments(position.updates)
     return checkpoint, position
 
 
@@ -61,15 +61,15 @@ def newest_good(engine: Engine, store: CheckpointStore) -> tuple[Path | None, li
         UntrustedError: none of the checkpoints is good.
     """
     return store.newest_good(
-        rank=engine.rank, world_size=engine.world_size, gather=engine.gather_from_ranks
+        rank=engine.rank, world_size=engine.world_size, gather=engine.ranks.gather
     )
 
 
 def load(engine: Engine, checkpoint: Path, state: TrainingState) -> None:
     """Load a verified checkpoint, its loss scale included, into an engine; every rank must."""
     read_state(engine, checkpoint, with_moments=state.moments, updates=state.updates)
-    if state.loss_scale and engine.loss_scale:
-        engine.load_loss_scale(state.loss_scale)
+    if state.loss_scale and engine.state.loss_scale:
+        engine.state.load_loss_scale(state.loss_scale)
 
 
 def describe(run: Run, *, step: int, data_step: int, updates: int) -> TrainingState:
@@ -81,7 +81,7 @@ def describe(run: Run, *, step: int, data_step: int, updates: int) -> TrainingSt
         tokens=step * run.plan.tokens_per_step,
         # Before the first update AdamW has no state.
         moments=run.config.optimizer.name == "adamw" and updates > 0,
-        loss_scale=run.engine.loss_scale,
+        loss_scale=run.engine.state.loss_scale,
         strategy=run.engine.launched.strategy,
         world_size=run.engine.world_size,
         shapes=shapes_of(run.engine),

@@ -34,7 +34,7 @@ def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float
         lr: the learning rate of this update.
     """
     engine.set_lr(lr)
-    targets_in_step = engine.begin_sum(count_valid(micro_batches))
+    targets_in_step = engine.ranks.begin_sum(count_valid(micro_batches))
     loss_share = torch.zeros((), dtype=torch.float64, device=engine.device)
     for tokens, targets in engine.accumulate(micro_batches):
         # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.

@@ -45,7 +45,7 @@ class Stragglers:
 
     def _start_anew(self) -> None:
         self._started = time.perf_counter()
-        self._waited_before = self.engine.waited_s
+        self._waited_before = self.engine.ranks.waited_s
 
     def look(self) -> list[str]:
         """Count a step; when it is time, return a sentence for each slow rank. A collective."""
@@ -53,9 +53,9 @@ class Stragglers:
         if self.engine.world_size == 1 or self._steps % EVERY:
             return []
         step_s = (time.perf_counter() - self._started) / EVERY
-        waited_s = (self.engine.waited_s - self._waited_before) / EVERY
+        waited_s = (self.engine.ranks.waited_s - self._waited_before) / EVERY
         pace = Pace(waited_s, _time_product(self.engine.device))
-        sentences = judge(self.engine.gather_from_ranks(pace), step_s=step_s)
+        sentences = judge(self.engine.ranks.gather(pace), step_s=step_s)
         self._start_anew()
         return sentences
 

@@ -43,7 +43,9 @@ class Validation:
             return []
         recorded = self.report.recorded_at(step)
         # Only rank 0 has the records.
-        first, *_ = self.run.engine.gather_numbers([kind not in recorded for kind in self.kinds])
+        first, *_ = self.run.engine.ranks.gather_numbers(
+            [kind not in recorded for kind in self.kinds]
+        )
         return [kind for kind, is_missing in zip(self.kinds, first, strict=True) if is_missing]
 
     def record(self, step: int, kinds: Sequence[str]) -> None:
@@ -52,7 +54,7 @@ class Validation:
         Raises:
             Stopped: a rank was asked to end.
         """
-        look = Lookout(self.run.engine.gather_numbers, self.stop)
+        look = Lookout(self.run.engine.ranks.gather_numbers, self.stop)
         if "eval" in kinds:
             self._evaluate(step, look)
         if "sample" in kinds:
