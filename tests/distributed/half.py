@@ -3,16 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from tests.distributed.other_model import flat, largest
 from tests.half_precision import OVERFLOWS, fp16_on_cpu
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import possible_accumulations
-from toolkit.training.loop import Loop
-from toolkit.training.step import MicroBatch, train_step
+from toolkit.training.step import MicroBatch, train_step, train_step_in_fp16
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 
@@ -20,7 +18,7 @@ LR = 0.1
 
 
 def half_precision(launched: Launched) -> Iterator[dict[str, Any]]:
-    """Train beside fp32, overflow, repeat as the loop does, and load the scale elsewhere."""
+    """Train beside fp32, overflow, repeat as a run does, and load the scale elsewhere."""
     mode = possible_accumulations(launched.strategy)[0]
     case = Case(accumulation=mode, grad_accum_steps=4, precision="fp16", grad_clip=0.3)
     with fp16_on_cpu(launched.strategy):
@@ -47,14 +45,13 @@ def _parameters(engine: Engine) -> list[float]:
 
 
 def _overflow(engine: Engine, batches: list[MicroBatch]) -> dict[str, Any]:
-    """Step at a scale that is too high, then let the loop's own repetition find one."""
+    """Step at a scale that is too high, then let the run's own repetition find one."""
     engine.state.load_loss_scale({"scale": OVERFLOWS, "held": 0})
     before = _parameters(engine)
     train_step(engine, batches, lr=LR)
     left_out = engine.step_was_skipped
     unmoved = _parameters(engine) == before
-    loop = SimpleNamespace(engine=engine, config=SimpleNamespace(precision="fp16"), step=1)
-    result, skipped = Loop._update(cast(Any, loop), batches, LR)
+    result, skipped = train_step_in_fp16(engine, batches, step=2, lr=LR)
     return {
         "left_out": left_out,
         "unmoved": unmoved,

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from toolkit.engines.engine import Engine
+from toolkit.errors import NonFiniteError
 from toolkit.model.loss import IGNORE_INDEX
+from toolkit.training.callback import Callback, Phase
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
+MAX_OVERFLOWS = 20
+"""fp16 updates skipped before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +29,66 @@ class StepResult:
     grad_norm: torch.Tensor
 
 
-def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float) -> StepResult:
+def train_step(
+    engine: Engine,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    lr: float,
+    callbacks: Sequence[Callback] = (),
+) -> StepResult:
     """Update the parameters once from this rank's part of the global batch.
 
     Args:
         engine: the wrapped model and optimizer.
         micro_batches: tokens and targets, each [micro_batch_size, seq_len], on the device.
         lr: the learning rate of this update.
+        callbacks: whose `on_phase` is called.
     """
     engine.set_lr(lr)
     targets_in_step = engine.ranks.begin_sum(count_valid(micro_batches))
     loss_share = torch.zeros((), dtype=torch.float64, device=engine.device)
     for tokens, targets in engine.accumulate(micro_batches):
+        _enter("forward", callbacks)
         # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.
         share = engine.model(tokens, targets) / targets_in_step().clamp_min(1)
+        _enter("backward", callbacks)
         engine.backward(share)
         loss_share += share.detach()
+    _enter("update", callbacks)
     return StepResult(loss_share, grad_norm=engine.clip_and_step())
+
+
+def _enter(phase: Phase, callbacks: Sequence[Callback]) -> None:
+    for callback in callbacks:
+        callback.on_phase(phase)
+
+
+def train_step_in_fp16(
+    engine: Engine,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    step: int,
+    lr: float,
+    callbacks: Sequence[Callback] = (),
+) -> tuple[StepResult, int]:
+    """As `train_step`, again from the same batch at the lower loss scale where fp16 overflowed.
+
+    A skipped update is no step: neither the schedule nor the data moves on.
+
+    Returns:
+        The result, and the number of updates that were skipped before it.
+
+    Raises:
+        NonFiniteError: it overflows at any scale; names `step`.
+    """
+    for overflows in range(MAX_OVERFLOWS):
+        result = train_step(engine, micro_batches, lr=lr, callbacks=callbacks)
+        if not engine.step_was_skipped:
+            return result, overflows
+    raise NonFiniteError(
+        f"step {step}: fp16 gradients overflowed {MAX_OVERFLOWS} times in a row at ever smaller "
+        "loss scales; lower optimizer.lr or use precision: bf16"
+    )
 
 
 def count_valid(micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
