@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from tests.distributed.other_model import flat, largest
@@ -10,7 +11,9 @@ from tests.half_precision import OVERFLOWS, fp16_on_cpu
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import possible_accumulations
-from toolkit.training.step import MicroBatch, train_step, train_step_in_fp16
+from toolkit.training.callback import Progress
+from toolkit.training.loop import Loop
+from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
 
@@ -51,11 +54,17 @@ def _overflow(engine: Engine, batches: list[MicroBatch]) -> dict[str, Any]:
     train_step(engine, batches, lr=LR)
     left_out = engine.step_was_skipped
     unmoved = _parameters(engine) == before
-    result, skipped = train_step_in_fp16(engine, batches, step=2, lr=LR)
+    run: Any = SimpleNamespace(
+        engine=engine,
+        config=SimpleNamespace(precision="fp16"),
+        batches=SimpleNamespace(micro_batches=None),
+    )
+    loop = Loop(run, Progress(lr=LR), [])
+    result = loop._update(batches)
     return {
         "left_out": left_out,
         "unmoved": unmoved,
-        "repeated": skipped,
+        "repeated": loop.progress.overflows,
         "repeated_norm": float(result.grad_norm),
         "moved": _parameters(engine) != before,
     }

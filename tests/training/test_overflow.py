@@ -8,9 +8,10 @@ import torch
 from tests.training.runs import Start, TinyRun
 from toolkit.engines.engine import Engine
 from toolkit.errors import NonFiniteError
-from toolkit.training import step as step_module
+from toolkit.training import loop as loop_module
 from toolkit.training.callback import Callback
-from toolkit.training.step import MAX_OVERFLOWS, MicroBatch, StepResult, train_step
+from toolkit.training.loop import MAX_OVERFLOWS
+from toolkit.training.step import MicroBatch, StepResult, train_step
 
 
 class Overflow:
@@ -22,7 +23,7 @@ class Overflow:
         self.rates: list[float] = []
         self.overflows = overflows
         loop.change(precision="fp16")
-        monkeypatch.setattr(step_module, "train_step", self.train_step)
+        monkeypatch.setattr(loop_module, "train_step", self.train_step)
         skipped = property(lambda engine: self.skipped)
         monkeypatch.setattr(type(loop.engine), "step_was_skipped", skipped)
 

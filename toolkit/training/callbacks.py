@@ -34,9 +34,6 @@ def build_loop(
     """Resume a run from the newest checkpoint in its folder, and hang on it what its keys ask for.
 
     Args:
-        run: what `build_run` returned.
-        folder: the run folder.
-        log: prints a line on rank 0 and does nothing elsewhere.
         estimate: of the memory at the peak, to be compared with what is measured.
         stop: whether a signal has asked for the end.
         strict: refuse to skip a damaged checkpoint.

@@ -12,8 +12,11 @@ from toolkit.training.build import Run
 from toolkit.training.callback import Callback, Progress
 from toolkit.training.read_ahead import ReadAhead
 from toolkit.training.schedule import lr_at
-from toolkit.training.step import MicroBatch, StepResult, train_step, train_step_in_fp16
+from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.stop import Stopped
+
+MAX_OVERFLOWS = 20
+"""fp16 updates skipped before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 class Loop:
@@ -45,7 +48,7 @@ class Loop:
                 micro_batches = self._next_batch()
                 progress.lr = lr_at(progress.step, config.optimizer, steps=config.training.steps)
                 with self._during_update():
-                    result, progress.overflows = self._update(micro_batches)
+                    result = self._update(micro_batches)
                 shares, *numbers = self._exchange(result)
                 progress.loss, progress.grad_norm = sum(shares), float(result.grad_norm)
                 progress.was_skipped = self.run.engine.step_was_skipped
@@ -89,12 +92,20 @@ class Loop:
                 stack.enter_context(callback.during_update(self.progress))
             yield
 
-    def _update(self, micro_batches: list[MicroBatch]) -> tuple[StepResult, int]:
-        engine, lr = self.run.engine, self.progress.lr
-        if self.run.config.precision != "fp16":
-            return train_step(engine, micro_batches, lr=lr, callbacks=self.callbacks), 0
-        step = self.progress.step + 1
-        return train_step_in_fp16(engine, micro_batches, step=step, lr=lr, callbacks=self.callbacks)
+    def _update(self, micro_batches: list[MicroBatch]) -> StepResult:
+        """Update once; where fp16 overflowed, again from the same batch at the lower loss scale.
+
+        A skipped update is no step: neither the schedule nor the data moves on.
+        """
+        engine, progress = self.run.engine, self.progress
+        for progress.overflows in range(MAX_OVERFLOWS):
+            result = train_step(engine, micro_batches, lr=progress.lr, callbacks=self.callbacks)
+            if self.run.config.precision != "fp16" or not engine.step_was_skipped:
+                return result
+        raise NonFiniteError(
+            f"step {progress.step + 1}: fp16 gradients overflowed {MAX_OVERFLOWS} times in a row "
+            "at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
+        )
 
     def _exchange(self, result: StepResult) -> Iterator[tuple[float, ...]]:
         """Share what each rank knows alone: its part of the loss, a number of each callback."""

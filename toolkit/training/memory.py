@@ -21,13 +21,8 @@ from toolkit.training.run_folder import package_versions
 class MemoryPeak(Callback):
     """Measures a step where that costs nothing, on a GPU, and on a CPU only the second.
 
-    Args:
-        device: of this rank.
-        folder: the run folder, for a GPU's calibration; None on all ranks but the first.
-        log: for the comparison at the end.
-        estimate: of the memory at the peak.
-
     Attributes:
+        folder: the run folder, named in a GPU's calibration; None on all ranks but the first.
         bytes: the most that any rank had allocated in any measured step.
     """
 

@@ -17,10 +17,6 @@ class RunReport(Callback):
     """Reports each step; only rank 0 writes and prints.
 
     Args:
-        run: its accelerator has the trackers.
-        folder: the run folder.
-        log: prints a line on rank 0 and does nothing elsewhere.
-        memory: what was measured of the step.
         last_step: completed steps that the run resumes from; what the file holds beyond is dropped.
     """
 

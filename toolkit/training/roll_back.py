@@ -15,12 +15,7 @@ from toolkit.training.saving import Saving
 class RollBack(Callback):
     """Loads the last checkpoint where that is the verdict; the data that failed is not taken again.
 
-    Args:
-        run: whose engine is loaded.
-        saving: of the run; what it is writing is completed first.
-        health: forgets the steps that are undone.
-        report: drops their records.
-        log: for one line.
+    What `saving` writes is completed first; `health` and `report` forget the steps that are undone.
     """
 
     def __init__(

@@ -16,11 +16,8 @@ from toolkit.training.stop import Stopped
 class Saving(Callback):
     """The checkpoints of one start of a run, by the run's policies; its calls are collectives.
 
-    Args:
-        run: whose state is saved.
-        store: where to.
-        log: prints a line on rank 0 and does nothing elsewhere.
-        saved_step: the step of the newest state that was saved or loaded; kept up to date.
+    Attributes:
+        saved_step: the step of the newest state that was saved or loaded.
     """
 
     def __init__(self, run: Run, store: CheckpointStore, log: Log, *, saved_step: int) -> None:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from toolkit.engines.engine import Engine
-from toolkit.errors import NonFiniteError
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.callback import Callback, Phase
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
-MAX_OVERFLOWS = 20
-"""fp16 updates skipped before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +58,6 @@ def train_step(
 def _enter(phase: Phase, callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         callback.on_phase(phase)
-
-
-def train_step_in_fp16(
-    engine: Engine,
-    micro_batches: Sequence[MicroBatch],
-    *,
-    step: int,
-    lr: float,
-    callbacks: Sequence[Callback] = (),
-) -> tuple[StepResult, int]:
-    """As `train_step`, again from the same batch at the lower loss scale where fp16 overflowed.
-
-    A skipped update is no step: neither the schedule nor the data moves on.
-
-    Returns:
-        The result, and the number of updates that were skipped before it.
-
-    Raises:
-        NonFiniteError: it overflows at any scale; names `step`.
-    """
-    for overflows in range(MAX_OVERFLOWS):
-        result = train_step(engine, micro_batches, lr=lr, callbacks=callbacks)
-        if not engine.step_was_skipped:
-            return result, overflows
-    raise NonFiniteError(
-        f"step {step}: fp16 gradients overflowed {MAX_OVERFLOWS} times in a row at ever smaller "
-        "loss scales; lower optimizer.lr or use precision: bf16"
-    )
 
 
 def count_valid(micro_batches: Sequence[MicroBatch]) -> torch.Tensor:

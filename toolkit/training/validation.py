@@ -19,10 +19,7 @@ from toolkit.training.stop import Lookout, StopRequest
 class Validation(Callback):
     """The evaluations and samples of a run, as its configuration asks; its calls are collectives.
 
-    Args:
-        run: whose model is evaluated.
-        report: where what is found goes.
-        stop: a signal ends an evaluation between two batches, and a sample between two tokens.
+    A signal ends an evaluation between two batches, and a sample between two tokens.
     """
 
     def __init__(self, run: Run, report: RunReport, stop: StopRequest) -> None:
