@@ -89,8 +89,193 @@ def test_a_finished_run_has_nothing_to_do(start: Start, printed: list[str]) -> N
     done = first.curve()
     again = start("training.steps=2", "training.checkpoint_every=2")
     again.fit()
+<<<<<<< HEAD
     assert printed[-1] == "nothing to do: 2 of 2 steps are done"
     assert again.curve() == done
+=======
+    assert said[-1] == "nothing to do: 2 of 2 steps are done"
+    assert curve(again) == done
+
+
+def test_carrying_on_is_exact_with_dropout(start: Start, said: list[str]) -> None:
+    straight = start("run_name=straight", "model.dropout=0.1")
+    straight.fit()
+    keys = ("run_name=parts", "model.dropout=0.1", "training.checkpoint_every=2")
+    start(*keys, "training.stop_at=2").fit()
+    second = start(*keys)
+    assert said[-1].endswith("step_00000002 after 2 steps")
+    second.fit()
+    assert curve(second) == curve(straight)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[str]) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    whole = curve(first)
+    newest = run_folder(first.config) / "checkpoints" / "step_00000004" / "rank_00000.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    said.clear()
+    again = start("training.checkpoint_every=2")
+    assert again.step == 2
+    assert said[0].startswith(f"passed over: {newest} is not what was written")
+    again.fit()
+    assert curve(again) == whole
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.n_embd=32", "trained with model.n_embd 16, the configuration has 32"),
+        ("model.n_layer=2", "trained with model.n_layer 1, the configuration has 2"),
+        ("model.vocab_size=600", "trained with model.vocab_size 512"),
+        ("seed=7", "trained with seed 1337, the configuration has 7"),
+        ("optimizer.name=sgd", "trained with optimizer.name adamw, the configuration has sgd"),
+        ("batch.tokens_per_step=1024", "trained with batch.tokens_per_step 512"),
+        ("data.seq_len=16", "trained with data.seq_len 32"),
+        ("data.shuffle=false", "trained with data.shuffle True, the configuration has False"),
+        ("data.train={folder}/val", "trained on other data (2,500 tokens, here 500)"),
+    ],
+)
+def test_another_run_is_not_carried_on(
+    start: Start, run_file: Path, override: str, words: str
+) -> None:
+    keys = ("batch.tokens_per_step=256",) if "{folder}" in override else ()
+    start(*keys, "training.checkpoint_every=1", "training.stop_at=1").fit()
+    with pytest.raises(UsageError) as caught:
+        start(*keys, override.format(folder=run_file.parent))
+    assert "checkpoints/step_00000001" in str(caught.value)
+    assert words in str(caught.value)
+    assert "choose another run_name" in str(caught.value)
+
+
+def test_a_run_that_ends_saves_its_last_state_though_it_saves_none_on_the_way(
+    start: Start, said: list[str]
+) -> None:
+    loop = start("training.checkpoint_every=0")
+    loop.fit()
+    (saved,) = loop.store.committed()
+    assert saved.name == "step_00000004"
+    again = start("training.checkpoint_every=0", "training.steps=6")
+    assert again.step == 4
+    start("run_name=early", "training.checkpoint_every=0", "training.stop_at=2").fit()
+    assert any(line.startswith("saved ") and "early" in line for line in said)
+
+
+def test_a_run_that_is_never_to_save_does_not(start: Start) -> None:
+    loop = start("training.checkpoint_every=never")
+    loop.fit()
+    assert loop.step == 4
+    assert loop.store.committed() == []
+    with pytest.raises(Preempted, match="after step 4, which is not saved, as training"):
+        loop._end_early("SIGTERM")
+    assert loop.store.committed() == []
+
+
+def test_what_may_change_is_shown(start: Start, said: list[str]) -> None:
+    start("training.checkpoint_every=1", "training.stop_at=1").fit()
+    said.clear()
+    loop = start("batch.micro_batch_size=2", "optimizer.lr=5.0e-4", "training.steps=5")
+    assert loop.step == 1
+    assert said[:-1] == [
+        "changed: batch.micro_batch_size 4 -> 2",
+        "changed: optimizer.lr 0.001 -> 0.0005",
+        "changed: training.checkpoint_every 1 -> never",
+        "changed: training.steps 4 -> 5",
+    ]
+
+
+def test_strict_refuses_to_pass_over_a_damaged_checkpoint(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    newest = first.store.committed()[-1] / "state.json"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(UntrustedError, match=r"state\.json is not what was written"):
+        start("training.checkpoint_every=2", strict=True)
+
+
+def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None:
+    first = start("training.checkpoint_every=2")
+    first.fit()
+    for path in first.store.committed():
+        (path / "manifest.json").unlink()
+    with pytest.raises(UntrustedError, match="no checkpoint here can be resumed from"):
+        start("training.checkpoint_every=2")
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_nan_stops_the_run_before_anything_is_saved(start: Start, asynchronous: str) -> None:
+    loop = start("training.checkpoint_every=1", f"training.async_save={asynchronous}")
+
+    def poison(module: object, inputs: object, loss: torch.Tensor) -> torch.Tensor:
+        return loss * float("nan") if loop.step == 2 else loss
+
+    loop.engine.module.register_forward_hook(poison)
+    with pytest.raises(NonFiniteError, match=r"^step 3: the loss is nan and the gradient norm nan"):
+        loop.fit()
+    assert column(loop, "step") == [1, 2]
+    assert loop.figures()["steps"] == 2
+    assert [path.name for path in loop.store.committed()] == ["step_00000001", "step_00000002"]
+    assert loop.store.newest_good()[1] == []
+
+
+def test_an_infinite_gradient_alone_stops_the_run(start: Start) -> None:
+    loop = start("optimizer.grad_clip=0")
+    loop.engine.module.get_parameter("transformer.ln_f.weight").register_hook(
+        lambda gradient: gradient * float("inf") if loop.step == 1 else gradient
+    )
+    with pytest.raises(NonFiniteError, match=r"^step 2: the loss is \d.* norm (nan|inf)"):
+        loop.fit()
+
+
+class Overflow:
+    """fp16 on a machine without it: some updates overflow and are left out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loop: Loop, overflows: set[int]) -> None:
+        self.skipped = False
+        self.batches: list[list[MicroBatch]] = []
+        self.rates: list[float] = []
+        self.overflows = overflows
+        loop.config = loop.config.model_copy(update={"precision": "fp16"})
+        monkeypatch.setattr(loop_module, "train_step", self.train_step)
+        skipped = property(lambda engine: self.skipped)
+        monkeypatch.setattr(type(loop.engine), "step_was_skipped", skipped)
+
+    def train_step(
+        self, engine: Engine, micro_batches: list[MicroBatch], *, lr: float
+    ) -> StepResult:
+        self.skipped = len(self.batches) in self.overflows
+        self.batches.append(micro_batches)
+        self.rates.append(lr)
+        if self.skipped:
+            return StepResult(torch.tensor(1.0), torch.tensor(float("inf")))
+        return train_step(engine, micro_batches, lr=lr)
+
+
+def test_an_update_skipped_by_fp16_is_done_again_and_is_no_step(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, loop = start("run_name=straight"), start()
+    straight.fit()
+    overflow = Overflow(monkeypatch, loop, {1})
+    loop.fit()
+    assert column(loop, "skipped") == [0, 1, 0, 0]
+    assert curve(loop) == curve(straight)
+    assert len(overflow.batches) == 5
+    assert overflow.batches[1] is overflow.batches[2]
+    assert overflow.rates[1] == overflow.rates[2]
+
+
+def test_endless_fp16_overflow_ends_the_run_with_its_cause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start("training.checkpoint_every=1")
+    overflow = Overflow(monkeypatch, loop, set(range(2, 100)))
+    with pytest.raises(NonFiniteError, match=r"^step 3: fp16 gradients overflowed 20 times"):
+        loop.fit()
+    assert len(overflow.batches) == 2 + MAX_SKIPPED_IN_A_ROW
+    assert column(loop, "step") == [1, 2]
+    assert loop.store.committed()[-1].name == "step_00000002"
+>>>>>>> main
 
 
 def clock(step_s: Iterator[float]) -> Callable[[], float]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.store import CheckpointStore, damaged_files, find_damage, read_manifest
 from toolkit.checkpoint.training_state import read_training_state
+from toolkit.counted import counted
 from toolkit.errors import UntrustedError, UsageError
 
 
@@ -14,7 +15,7 @@ def list_checkpoints(run: Path) -> Iterator[str]:
     Raises:
         UsageError: there is no run, or it has no checkpoint.
     """
-    for checkpoint in _committed(run):
+    for checkpoint in committed_checkpoints(run):
         try:
             yield f"{checkpoint.name}  {_describe(checkpoint)}"
         except UntrustedError as error:
@@ -28,7 +29,7 @@ def _describe(checkpoint: Path) -> str:
     state = read_training_state(checkpoint)
     return (
         f"{state.tokens:,} tokens, written by {state.strategy} on {state.world_size}, "
-        f"{len(files) - 1} {'part' if len(files) == 2 else 'parts'}, "
+        f"{counted(len(files) - 1, 'part')}, "
         f"{sum(file.bytes for file in files.values()):,} bytes"
     )
 
@@ -40,7 +41,7 @@ def verify_checkpoints(run: Path) -> tuple[list[str], list[str]]:
         UsageError: there is no run, or it has no checkpoint.
     """
     good, problems = [], []
-    for checkpoint in _committed(run):
+    for checkpoint in committed_checkpoints(run):
         damage = list(find_damage(checkpoint))
         problems += damage
         if not damage:
@@ -55,7 +56,7 @@ def choose_checkpoint(run: Path, step: int | None) -> Path:
         UsageError: there is no run, or no such checkpoint.
         UntrustedError: it is damaged.
     """
-    committed = _committed(run)
+    committed = committed_checkpoints(run)
     if step is None:
         found, _ = CheckpointStore(run / "checkpoints").newest_good()
         assert found is not None
@@ -69,7 +70,12 @@ def choose_checkpoint(run: Path, step: int | None) -> Path:
     return checkpoint
 
 
-def _committed(run: Path) -> list[Path]:
+def committed_checkpoints(run: Path) -> list[Path]:
+    """Return the step folders of a run, oldest first.
+
+    Raises:
+        UsageError: there is no run, or it has no checkpoint.
+    """
     if not run.is_dir():
         raise UsageError(f"{run} is no run folder; give <output_dir>/<run_name>")
     committed = CheckpointStore(run / "checkpoints").committed()

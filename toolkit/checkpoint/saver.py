@@ -1,4 +1,4 @@
-"""Saving from every rank at once, with training held up or going on meanwhile."""
+"""Saving from every rank at once, with training held up or continuing meanwhile."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ class Saver:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether training goes on while a checkpoint is written."""
+        """Whether training continues while a checkpoint is written."""
         return self._copy is not None
 
     @property
