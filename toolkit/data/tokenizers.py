@@ -76,9 +76,10 @@ class _Tiktoken:
         self.name = name
         self.size = self._encoding.n_vocab
         self.end_of_text = self._encoding.eot_token
-        ranks = self._encoding._mergeable_ranks
         is_gpt2 = name == VOCABULARY_NAME
-        self.sha256 = RANKS_SHA256 if is_gpt2 else _digest(b"".join(sorted(ranks, key=ranks.get)))
+        self.sha256 = (
+            RANKS_SHA256 if is_gpt2 else _digest(b"".join(map(self._bytes_of, range(self.size))))
+        )
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)
@@ -87,10 +88,15 @@ class _Tiktoken:
         return self._encoding.decode(tokens)
 
     def byte_lengths(self) -> list[int]:
-        lengths = [0] * self.size
-        for token, rank in self._encoding._mergeable_ranks.items():
-            lengths[rank] = len(token)
-        return lengths
+        return [len(self._bytes_of(token)) for token in range(self.size)]
+
+    def _bytes_of(self, token: int) -> bytes:
+        """Return the text a token stands for; none for special ones and numbers without a token."""
+        try:
+            value = self._encoding.decode_single_token_bytes(token)
+        except KeyError:
+            return b""
+        return b"" if self._encoding.is_special_token(token) else value
 
 
 class _HuggingFace:
