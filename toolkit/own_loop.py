@@ -103,14 +103,14 @@ class Checkpoints:
         """
         engine = self._engine
         found, _ = self._store.newest_good(
-            rank=engine.rank, world_size=engine.world_size, gather=engine.gather_from_ranks
+            rank=engine.rank, world_size=engine.world_size, gather=engine.ranks.gather
         )
         if found is None:
             return 0
         state = read_training_state(found)
         read_state(engine, found, with_moments=state.moments, updates=state.updates)
-        if state.loss_scale and engine.loss_scale:
-            engine.load_loss_scale(state.loss_scale)
+        if state.loss_scale and engine.state.loss_scale:
+            engine.state.load_loss_scale(state.loss_scale)
         return state.step
 
     def save(self, step: int, *, tokens: int = 0) -> Path:
@@ -126,7 +126,7 @@ class Checkpoints:
             updates=step,
             tokens=tokens,
             moments=step > 0 and "betas" in engine.optimizer.param_groups[0],
-            loss_scale=engine.loss_scale,
+            loss_scale=engine.state.loss_scale,
             strategy=engine.launched.strategy,
             world_size=engine.world_size,
             shapes=shapes_of(engine),

@@ -49,7 +49,6 @@ def run_file(order: LoopOrder) -> dict[str, Any]:
     }
 
 
-<<<<<<< HEAD:benchmarks/overhead_arms/toolkit_loop.py
 class TakingTurns(Callback):
     """Waits for its turn before each step."""
 
@@ -66,10 +65,7 @@ class TakingTurns(Callback):
         self.turns.before_step(progress.step)
 
 
-def train(order: Order, turns: Turns) -> None:
-=======
 def train(order: LoopOrder, turns: Turns) -> None:
->>>>>>> main:benchmarks/overhead/toolkit_loop.py
     """Run the worker until there are no more turns."""
     file = order.folder / f"run_{os.environ['RANK']}.yaml"
     file.write_text(yaml.safe_dump(run_file(order)))

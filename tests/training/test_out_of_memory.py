@@ -17,7 +17,7 @@ def test_an_estimate_above_the_device_is_printed_before_the_first_step(
     monkeypatch.setattr(memory, "available_memory", lambda device: 2**20)
     assert worker.main(["--config", str(run_file), "training.steps=2"]) == 0
     printed = capsys.readouterr().out
-    assert "GiB there are: " in printed
+    assert "exceeds the 1 MiB there are: " in printed
     assert printed.index("warning: the estimate of") < printed.index("step     1/2")
     assert summary(run_file)["estimated_peak_memory_bytes"] > 2**20
     monkeypatch.setattr(memory, "available_memory", lambda device: 2**40)

@@ -94,7 +94,7 @@ def test_a_damaged_shard_is_not_trusted(capsys: pytest.CaptureFixture[str], run_
     shard.write_bytes(shard.read_bytes()[:-2])
     refused = Refused(capsys, run_file)
     assert refused.code == summary(run_file)["exit"] == 3
-    assert f"{shard}: the header says 2500 tokens" in refused.sentence
+    assert f"{shard}: the header has 2500 tokens" in refused.sentence
 
 
 def test_a_file_where_the_run_folder_goes_is_named(
@@ -135,4 +135,4 @@ def test_a_launch_file_that_does_not_go_with_the_run_is_refused(
     refused = Refused(capsys, run_file)
     assert refused.code == 2
     assert str(launch_file) in refused.sentence
-    assert "mixed_precision: bf16, the run says precision: fp32" in refused.sentence
+    assert "mixed_precision: bf16, the run has precision: fp32" in refused.sentence

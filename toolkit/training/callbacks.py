@@ -12,6 +12,7 @@ from toolkit.training.health import Health
 from toolkit.training.loop import Loop
 from toolkit.training.memory import MemoryPeak
 from toolkit.training.preemption import Preemption
+from toolkit.training.profile import Profile
 from toolkit.training.report import RunReport
 from toolkit.training.resume import resume
 from toolkit.training.roll_back import RollBack
@@ -57,6 +58,7 @@ def build_loop(
         [
             FirstStepCheck(run),
             memory,
+            Profile(folder / "profile", run.engine, run.config.training.profile, log),
             health,
             report,
             RollBack(run, saving, health, report, log),

@@ -1,6 +1,7 @@
 """The lines printed before the first step, and the devices of this machine."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from toolkit.engines.launched import Launched
 from toolkit.training.build import Run
 
 
-def header(config: RunConfig, run: Run, launched: Launched, folder: Path) -> list[str]:
-    """Return the lines printed before the first step."""
+def header(
+    config: RunConfig, run: Run, launched: Launched, folder: Path, *, verbose: bool
+) -> list[str]:
+    """Return the lines printed before the first step; `verbose` shows every check."""
     backend = dist.get_backend() if dist.is_initialized() else "none"
     parameters = config.model.sizes().parameter_count
     return [
@@ -24,9 +27,15 @@ def header(config: RunConfig, run: Run, launched: Launched, folder: Path) -> lis
         f"batch      {run.plan.describe()}",
         f"data       {len(run.batches.dataset.stream):,} tokens, "
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
-        *(f"effective  {fact}" for fact in run.facts),
+        *_checks(run.facts, verbose=verbose),
         *(f"differs    {difference}" for difference in run.differing),
     ]
+
+
+def _checks(facts: Sequence[str], *, verbose: bool) -> list[str]:
+    if verbose:
+        return [f"check      {fact}" for fact in facts]
+    return [f"checks     {len(facts)} checks passed (--verbose shows each)"]
 
 
 def _groups(launched: Launched) -> str:

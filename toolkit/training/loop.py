@@ -9,18 +9,8 @@ import torch
 
 from toolkit.errors import NonFiniteError
 from toolkit.training.build import Run
-<<<<<<< HEAD
 from toolkit.training.callback import Callback, Progress
 from toolkit.training.read_ahead import ReadAhead
-=======
-from toolkit.training.health import Health
-from toolkit.training.profile import Profile
-from toolkit.training.read_ahead import ReadAhead
-from toolkit.training.report import RunReport, line_of
-from toolkit.training.resume import describe, go_back, resume
-from toolkit.training.run_folder import package_versions
-from toolkit.training.saving import Saving
->>>>>>> main
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.stop import Stopped
@@ -43,29 +33,6 @@ class Loop:
         self.progress = progress
         self.callbacks = callbacks
         self.batches = ReadAhead(run.batches.micro_batches)
-<<<<<<< HEAD
-=======
-        self.store = CheckpointStore(folder / "checkpoints")
-        self.saving = Saving(run, self.store, say)
-        self.health = Health(self.config.training)
-        self.stragglers = Stragglers(self.engine)
-        self.step = self.data_step = self.updates = 0
-        position = resume(run, self.store, say, strict=strict)
-        if position is not None:
-            self._take(position)
-        self.saving.saved_step = self.step
-        self._gone_back_to: Path | None = None
-        self.report = RunReport(self.engine, folder, say, line=line_of(run), last_step=self.step)
-        self.profile = Profile(folder / "profile", self.engine, self.config.training.profile, say)
-        self.validation = Validation(run, self.report, self.stop)
-        self.estimate = estimate
-        self.peak_memory_bytes: int | None = None
-        self.last_peak: MeasuredPeak | None = None
-
-    def _take(self, position: TrainingState) -> None:
-        self.step, self.updates = position.step, position.updates
-        self.data_step = max(self.data_step, position.data_step)
->>>>>>> main
 
     def fit(self) -> None:
         """Train from where the run is to `training.stop_at`, or to its end.
@@ -125,69 +92,7 @@ class Loop:
                 stack.enter_context(callback.during_update(self.progress))
             yield
 
-<<<<<<< HEAD
     def _update(self, micro_batches: list[MicroBatch]) -> StepResult:
-=======
-    def _watch(self) -> AbstractContextManager[None]:
-        return check_first_step(self.engine, self.run.reductions)
-
-    def _can_measure(self, done: int) -> bool:
-        """A GPU's allocator counts at no cost; a CPU's only in one profiled step, the second."""
-        return self.engine.device.type == "cuda" or done == 1
-
-    def _train_once(self, *, done: int) -> tuple[int, int]:
-        """Do one step; return what all ranks agreed on: a signal to stop for, and whether any rank
-        is still writing a checkpoint.
-
-        Args:
-            done: steps since this start; the first is watched, and so not timed or measured.
-        """
-        started = time.perf_counter()
-        if self.config.model.dropout:
-            _seed_dropout(self.config.seed, self.data_step, self.engine.rank)
-        micro_batches = [self._on_device(batch) for batch in self.batches(self.data_step)]
-        lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
-        measured = done > 0 and self._can_measure(done)
-        with (
-            measure_peak(self.engine.device) if measured else nullcontext() as peak,
-            self.profile.during_update(self.step + 1, done=done),
-        ):
-            result, skipped = self._update(micro_batches, lr)
-        loss, stop, writing = self._agree(result, peak)
-        grad_norm, left_out = float(result.grad_norm), self.engine.step_was_skipped
-        step_s = time.perf_counter() - started
-        verdict = self.health.judge(
-            step=self.step + 1, loss=loss, grad_norm=grad_norm, left_out=left_out
-        )
-        self.step += 1
-        self.data_step += 1
-        self.updates += not left_out
-        if verdict in ("left_out", "roll_back"):
-            if left_out:
-                self.report.left_out(self.step, loss=loss, grad_norm=grad_norm)
-            if verdict == "roll_back":
-                self._go_back()
-            return stop, writing
-        record = {
-            "kind": "train",
-            "step": self.step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": lr,
-            "tokens": self.step * self.run.plan.tokens_per_step,
-            "tokens_per_s": self.run.plan.tokens_per_step / step_s,
-            "step_s": step_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "skipped": skipped,
-            **(peak.on_device() if peak else {}),
-        }
-        self.report.trained(record, timed=done > 0)
-        if verdict == "spike":
-            self.say(f"warning: step {self.step}: the loss {loss:.4f} is far above those before it")
-        return stop, writing
-
-    def _update(self, micro_batches: list[MicroBatch], lr: float) -> tuple[StepResult, int]:
->>>>>>> main
         """Update once; where fp16 overflowed, again from the same batch at the lower loss scale.
 
         A skipped update is no step: neither the schedule nor the data moves on.

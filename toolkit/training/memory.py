@@ -11,7 +11,7 @@ import torch
 from toolkit.errors import OutOfMemoryError
 from toolkit.memory.advice import comparison_after, what_to_lower
 from toolkit.memory.allocator import MeasuredPeak, measure_peak
-from toolkit.memory.hardware import GIB
+from toolkit.memory.hardware import with_unit
 from toolkit.memory.report import describe_parts
 from toolkit.program.readers.peak import Peak
 from toolkit.training.callback import Callback, Log, Progress
@@ -96,6 +96,6 @@ def naming_out_of_memory(rank: int, estimate: Peak) -> Iterator[None]:
         reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
         raise OutOfMemoryError(
             f"out of memory on rank {rank}: {reason}; "
-            f"estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
+            f"estimated {with_unit(estimate.total)} per rank at {estimate.moment}: "
             f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
         ) from None

@@ -5,19 +5,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-<<<<<<< HEAD
+import torch
+
+from toolkit.model.flops import utilisation
 from toolkit.training.build import Run
 from toolkit.training.callback import Callback, Log, Progress
 from toolkit.training.memory import MemoryPeak
-from toolkit.training.metrics import MetricsLog, train_line
-=======
-import torch
-
-from toolkit.engines.engine import Engine
-from toolkit.model.flops import utilisation
-from toolkit.training.build import Run
 from toolkit.training.metrics import MetricsLog, TrainLine
->>>>>>> main
 from toolkit.training.run_folder import forget_summary
 from toolkit.training.summary import Summary
 
@@ -49,7 +43,6 @@ class RunReport(Callback):
     """Reports each step; only rank 0 writes and prints.
 
     Args:
-<<<<<<< HEAD
         last_step: completed steps that the run resumes from; what the file holds beyond is dropped.
     """
 
@@ -59,33 +52,8 @@ class RunReport(Callback):
         self.log = log
         self.memory = memory
         self._plan = run.plan
-        self._steps = run.config.training.steps
+        self._line = line_of(run)
         self._engine = run.engine
-=======
-        engine: whose rank this is; its accelerator has the trackers.
-        folder: the run folder.
-        say: prints a line on rank 0 and does nothing elsewhere.
-        line: the console's, of a step.
-        last_step: updates it carries on from; what the log holds beyond is dropped.
-
-    Attributes:
-        loss: of the last step that was trained on.
-        earlier_peak_bytes: what was measured before this start.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        folder: Path,
-        say: Callable[[str], None],
-        *,
-        line: TrainLine,
-        last_step: int,
-    ) -> None:
-        self.say = say
-        self.line = line
-        self._engine = engine
->>>>>>> main
         self._folder = folder
         self._has_summary = True
         self._last_step = last_step
@@ -138,7 +106,9 @@ class RunReport(Callback):
         self._loss = progress.loss
         if progress.done > 1:
             self._rates.append(tokens_per_s)
-        self.report(record, train_line(record, steps=self._steps))
+        recent = median(self._rates[-_RECENT:]) if self._rates else None
+        is_due = self._line.is_due(progress.step)
+        self.report(record, self._line.write(record, tokens_per_s=recent) if is_due else "")
         if progress.verdict == "spike":
             self.log(
                 f"warning: step {progress.step}: the loss {progress.loss:.4f} is far above those "
@@ -148,18 +118,20 @@ class RunReport(Callback):
     def _report_skipped(self, progress: Progress) -> None:
         self._forget_summary()
         self._write({"kind": "left_out", "step": progress.step})
+        numbers = f"the loss is {progress.loss} and the gradient norm {progress.grad_norm}"
         self.log(
-            f"step {progress.step:>5}/{self._steps} | skipped: the loss is {progress.loss} and "
-            f"the gradient norm {progress.grad_norm}; the parameters are as they were"
+            f"step {progress.step:>5}/{self._line.steps} | skipped: {numbers}; "
+            "the parameters are as they were"
         )
 
     def report(self, record: dict[str, Any], line: str) -> None:
-        """Write a record, hand its numbers to the trackers and log its line."""
+        """Write a record, hand its numbers to the trackers and log its line, if it has one."""
         self._write(record)
         prefix = f"{record['kind']}/"
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self._engine.accelerator.log(values, step=record["step"])
-        self.log(line)
+        if line:
+            self.log(line)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is None:
@@ -174,56 +146,9 @@ class RunReport(Callback):
             forget_summary(self._folder)
             self._has_summary = False
 
-<<<<<<< HEAD
     def complete(self, summary: Summary) -> None:
         """Put the figures of the run into its summary; steps that failed are not in them."""
         summary.steps = self._last_step
         summary.final_loss = self._loss
         summary.tokens_per_s = median(self._rates) if self._rates else None
         summary.peak_memory_bytes = self.memory.bytes or self._earlier_peak
-=======
-    def recorded_at(self, step: int) -> set[str]:
-        """Return which kinds of records the log held for a step when this start began."""
-        earlier = self._log.earlier if self._log else []
-        return {record["kind"] for record in earlier if record["step"] == step}
-
-    def trained(self, record: dict[str, Any], *, timed: bool) -> None:
-        """Tell of a step, `timed` unless it was the first of a start."""
-        self._move_on()
-        self.loss = record["loss"]
-        if timed:
-            self._rates.append(record["tokens_per_s"])
-        recent = median(self._rates[-_RECENT:]) if self._rates else None
-        is_due = self.line.is_due(record["step"])
-        self.tell(record, self.line.write(record, tokens_per_s=recent) if is_due else "")
-
-    def left_out(self, step: int, *, loss: float, grad_norm: float) -> None:
-        """Tell of a step without an update."""
-        self._move_on()
-        self._write({"kind": "left_out", "step": step})
-        self.say(
-            f"step {step:>5}/{self.line.steps} | left out: the loss is {loss} and "
-            f"the gradient norm {grad_norm}; the parameters are as they were"
-        )
-
-    def tell(self, record: dict[str, Any], line: str) -> None:
-        """Write a record, hand its numbers to the trackers and print its line, if it has one."""
-        self._write(record)
-        prefix = f"{record['kind']}/"
-        values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
-        self._engine.accelerator.log(values, step=record["step"])
-        if line:
-            self.say(line)
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._log is None:
-            return
-        if self._log.drops:
-            self._move_on()
-        self._log.write(record)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Median over the timed steps."""
-        return median(self._rates) if self._rates else None
->>>>>>> main
