@@ -134,7 +134,7 @@ class Failure(Callback):
         self.existed: list[bool] = []
 
     def on_phase(self, phase: Phase) -> None:
-        if phase == "update":
+        if phase == "optimizer":
             self.existed.append(self.path.exists())
             if len(self.existed) > self.after:
                 raise self.error

@@ -8,7 +8,7 @@ from typing import Literal
 
 Log = Callable[[str], None]
 """Prints a line on rank 0 and does nothing elsewhere."""
-Phase = Literal["forward", "backward", "update"]
+Phase = Literal["forward", "backward", "optimizer"]
 Verdict = Literal["good", "skipped", "spike", "roll_back"]
 
 
@@ -57,7 +57,7 @@ class Callback:
         return nullcontext()
 
     def on_phase(self, phase: Phase) -> None:
-        """Called as forward and backward of each micro-step begin, and clipping and update."""
+        """Called as forward and backward of each micro-step begin, and clipping and optimizer."""
 
     def own_number(self) -> float:
         """Return what this rank alone knows after an update; whole numbers stay exact to 2^53."""

@@ -51,7 +51,7 @@ def train_step(
         _enter("backward", callbacks)
         engine.backward(share)
         loss_share += share.detach()
-    _enter("update", callbacks)
+    _enter("optimizer", callbacks)
     return StepResult(loss_share, grad_norm=engine.clip_and_step())
 
 

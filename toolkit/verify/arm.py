@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.traffic import read_reductions
 from toolkit.program.step import write_step
 from toolkit.training.build import TIED
+from toolkit.training.callback import Callback, Phase
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
@@ -85,26 +85,27 @@ def run_case(
         break_it: what to put out of order in the engine before it is checked.
     """
     engine = build_case(case, sizes, launched, break_it=break_it)
-    gradients = _capture_gradients(engine)
+    gradients = FirstGradients(engine)
     counter = CollectiveCounter()
     losses, grad_norms = [], []
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
-        with watch_held_gradients(engine) as held, _watch(engine, case, sizes, step, counter):
-            result = train_step(engine, micro_batches, lr=lr)
+        held = HeldGradients(engine)
+        with _watch(engine, case, sizes, step, counter):
+            result = train_step(engine, micro_batches, lr=lr, callbacks=[gradients, held])
         losses.append(engine.ranks.sum(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
     parameters = {
         name: engine.state.full_parameter(p).clone() for name, p in engine.module.named_parameters()
     }
     return Outcome(
-        Trajectory(losses, grad_norms, gradients, parameters),
+        Trajectory(losses, grad_norms, gradients.by_name, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
-        held_gradient_bytes=most_held(engine, held),
-        held_gradient_dtypes=sorted({str(dtype) for at in held for dtype in at.dtypes}),
+        held_gradient_bytes=held.most_bytes(),
+        held_gradient_dtypes=sorted(map(str, held.dtypes)),
         replica_groups=len(engine.state.replica_groups()),
         replica_problems=replica_problems(engine),
     )
@@ -180,60 +181,51 @@ def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) 
     return [(inputs[s].to(engine.device), targets[s].to(engine.device)) for s in slots]
 
 
-def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return a dictionary that the first update fills with the averaged, unclipped gradients."""
-    captured: dict[str, torch.Tensor] = {}
-    clip_and_step = engine.clip_and_step
+class FirstGradients(Callback):
+    """Keeps the averaged, unclipped gradients of the first update, by name."""
 
-    def capture_then_step() -> torch.Tensor:
-        if not captured:
-            for name, parameter in engine.module.named_parameters():
-                captured[name] = engine.state.full_gradient(parameter).detach().clone()
-        return clip_and_step()
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.by_name: dict[str, torch.Tensor] = {}
 
-    engine.clip_and_step = capture_then_step  # type: ignore[method-assign]
-    return captured
-
-
-class HeldGradients(NamedTuple):
-    """What a rank holds between two micro-steps: bytes of whole storages, and their dtypes."""
-
-    bytes: int
-    dtypes: set[torch.dtype]
+    def on_phase(self, phase: Phase) -> None:
+        """Copy them before they are clipped."""
+        if phase == "optimizer" and not self.by_name:
+            for name, parameter in self.engine.module.named_parameters():
+                gradient = self.engine.state.full_gradient(parameter)
+                self.by_name[name] = gradient.detach().clone()
 
 
-@contextmanager
-def watch_held_gradients(engine: Engine) -> Iterator[list[HeldGradients]]:
-    """Give a list that grows before every micro-step but the first of each step in the block.
+class HeldGradients(Callback):
+    """What a rank holds between two micro-steps of one step: whole storages, each counted once.
 
-    A storage counts once, however many views of it there are.
+    Attributes:
+        bytes: before each micro-step but the first.
+        dtypes: of all that was held.
     """
-    held: list[HeldGradients] = []
-    accumulate = engine.accumulate
 
-    def watch(micro_batches: Sequence[Any]) -> Iterator[Any]:
-        for micro_step, micro_batch in enumerate(accumulate(micro_batches)):
-            if micro_step:
-                gradients = list(engine.state.held_gradients())
-                storages = [gradient.untyped_storage() for gradient in gradients]
-                sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-                dtypes = {gradient.dtype for gradient in gradients}
-                held.append(HeldGradients(sum(sizes.values()), dtypes))
-            yield micro_batch
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.bytes: list[int] = []
+        self.dtypes: set[torch.dtype] = set()
+        self._is_first = True
 
-    engine.accumulate = watch  # type: ignore[method-assign]
-    try:
-        yield held
-    finally:
-        engine.accumulate = accumulate  # type: ignore[method-assign]
+    def on_phase(self, phase: Phase) -> None:
+        """Count before a forward pass."""
+        if phase == "forward" and not self._is_first:
+            gradients = list(self.engine.state.held_gradients())
+            storages = [gradient.untyped_storage() for gradient in gradients]
+            sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+            self.bytes.append(sum(sizes.values()))
+            self.dtypes |= {gradient.dtype for gradient in gradients}
+        self._is_first = False
 
-
-def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
-    """Return the most bytes that any rank held, or None without any; a collective."""
-    if not held:
-        return None
-    own = max(at.bytes for at in held)
-    return int(engine.ranks.max(torch.tensor(own, device=engine.device)))
+    def most_bytes(self) -> int | None:
+        """Return the most bytes that any rank held, or None after one micro-step; a collective."""
+        if not self.bytes:
+            return None
+        own = torch.tensor(max(self.bytes), device=self.engine.device)
+        return int(self.engine.ranks.max(own))
 
 
 if __name__ == "__main__":
