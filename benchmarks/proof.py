@@ -20,8 +20,8 @@ from toolkit.program.readers.traffic import read_traffic
 from toolkit.program.settings import Device
 from toolkit.program.step import write_step
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.verify.arm import HeldGradients
 from toolkit.verify.verdict import traffic_problems
+from toolkit.verify.worker import HeldGradients
 
 FIRST_TOKENS = 256
 """Of each sequence in the first step, which the reference computes in fp64 on one rank."""

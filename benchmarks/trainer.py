@@ -116,7 +116,6 @@ def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: flo
     )
     if settings.compile:
         check_compiler()
-        model.compile_blocks()
     model.to(PartialState().device)
     config = OptimizerConfig.model_validate({"name": settings.optimizer, "lr": lr})
     optimizer = build_optimizer(model, config)
@@ -137,4 +136,5 @@ def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: flo
         accumulation=settings.accumulation,
         precision=settings.precision,
         grad_clip=GRAD_CLIP,
+        compile_blocks=settings.compile,
     )

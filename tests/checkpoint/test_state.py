@@ -18,7 +18,7 @@ from toolkit.engines.process_group import start_process_group
 from toolkit.engines.state import Kind
 from toolkit.errors import UntrustedError
 from toolkit.training.step import train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 SINGLE = read_launch({})
@@ -30,11 +30,11 @@ PART = "rank_00000.safetensors"
 
 def build(case: Case = CASE) -> Engine:
     start_process_group(SINGLE, timeout=timedelta(seconds=60))
-    return arm.build_case(case, TINY, SINGLE)
+    return worker.build_case(case, TINY, SINGLE)
 
 
 def update(engine: Engine, step: int) -> None:
-    train_step(engine, arm.own_micro_batches(CASE, TINY, engine, step), lr=1e-3)
+    train_step(engine, worker.own_micro_batches(CASE, TINY, engine, step), lr=1e-3)
 
 
 def whole_state(engine: Engine) -> dict[str, torch.Tensor]:

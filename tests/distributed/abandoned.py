@@ -11,7 +11,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import Precision, possible_accumulations
 from toolkit.training.step import MicroBatch, count_valid, train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -26,8 +26,8 @@ def abandoned_windows(launched: Launched) -> Iterator[dict[str, Any]]:
     for mode in possible_accumulations(launched.strategy):
         for precision in PRECISIONS:
             case = Case(accumulation=mode, grad_accum_steps=4, precision=precision)
-            engine = arm.build_case(case, TINY, launched)
-            batches = arm.own_micro_batches(case, TINY, engine, 0)
+            engine = worker.build_case(case, TINY, launched)
+            batches = worker.own_micro_batches(case, TINY, engine, 0)
             clean = gradient(engine, batches)
             found = [_abandon(engine, batches, clean, after=after) for after in (1, 2, 3, 4)]
             with patch.object(engine, "_drop_gradients", lambda: None):

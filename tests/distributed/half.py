@@ -14,7 +14,7 @@ from toolkit.engines.strategies import possible_accumulations
 from toolkit.training.callback import Progress
 from toolkit.training.loop import Loop
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 LR = 0.1
@@ -26,10 +26,12 @@ def half_precision(launched: Launched) -> Iterator[dict[str, Any]]:
     case = Case(accumulation=mode, grad_accum_steps=4, precision="fp16", grad_clip=0.3)
     with fp16_on_cpu(launched.strategy):
         exact, half, fused = (
-            arm.build_case(replace(case, precision=precision, optimizer=optimizer), TINY, launched)
+            worker.build_case(
+                replace(case, precision=precision, optimizer=optimizer), TINY, launched
+            )
             for precision, optimizer in (("fp32", "sgd"), ("fp16", "sgd"), ("fp16", "adamw"))
         )
-    batches = arm.own_micro_batches(case, TINY, half, 0)
+    batches = worker.own_micro_batches(case, TINY, half, 0)
     norms = [float(train_step(engine, batches, lr=LR).grad_norm) for engine in (exact, half)]
     yield {
         "norms": norms,

@@ -24,7 +24,7 @@ from toolkit.engines.process_group import start_process_group
 from toolkit.engines.state import Kind
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 LAUNCHED = read_launch(os.environ)
@@ -34,7 +34,7 @@ KINDS: tuple[Kind, ...] = ("parameter", "exp_avg", "exp_avg_sq")
 def main(folder: Path, names: list[str]) -> None:
     start_process_group(LAUNCHED, timeout=timedelta(seconds=60))
     case = Case(accumulation="replicated", grad_accum_steps=1, optimizer="adamw", seed=5)
-    engine = arm.build_case(case, TINY, LAUNCHED)
+    engine = worker.build_case(case, TINY, LAUNCHED)
     differing: dict[str, list[str]] = {}
     for name in names:
         checkpoint = folder / name / "step_00000003"
@@ -42,7 +42,7 @@ def main(folder: Path, names: list[str]) -> None:
         read_state(engine, checkpoint, with_moments=True, updates=position.updates)
         differing[name] = differences(engine, checkpoint)
         # So that the next one finds another state than its own.
-        train_step(engine, arm.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
+        train_step(engine, worker.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
     own = f"{LAUNCHED.strategy}_{LAUNCHED.world_size}"
     checkpoint = folder / names[0] / "step_00000003"
     position = read_training_state(checkpoint)

@@ -12,8 +12,8 @@ from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.training import worker
 from toolkit.training.callback import Callback
-from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
+from toolkit.verify.worker import build_case
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def single_engine(fresh_accelerate: None) -> Callable[[Case], Engine]:
     """Build the engine of a case for one process alone, on the tiny model."""
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
-    return lambda case: arm.build_case(case, TINY, launched)
+    return lambda case: build_case(case, TINY, launched)
 
 
 @pytest.fixture

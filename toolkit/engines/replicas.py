@@ -25,7 +25,7 @@ def check_replicas(engine: Engine) -> None:
     if problems:
         raise UntrustedError(
             f"replicas have drifted apart though all made the same updates: {'; '.join(problems)}; "
-            "suspect that rank's memory, and carry on from the last checkpoint"
+            "suspect that rank's memory, and resume from the last checkpoint"
         )
 
 

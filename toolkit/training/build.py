@@ -86,6 +86,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         grad_clip=config.optimizer.grad_clip,
         trackers=list(config.training.trackers),
         project_dir=str(folder),
+        compile_blocks=config.model.compile,
     )
     checked = check_effective(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
@@ -125,16 +126,12 @@ def _join(
 def build_model(config: RunConfig) -> GPT2:
     """Build the model; its initial weights follow from the seed, on every rank the same."""
     torch.manual_seed(config.seed)
-    model = GPT2(
+    return GPT2(
         config.model.sizes(),
         dropout=config.model.dropout,
         activation_checkpointing=config.model.activation_checkpointing,
         loss=config.model.loss,
     )
-    if config.model.compile:
-        # Before any wrapping, so that an engine's hooks stay outside the compiled code.
-        model.compile_blocks()
-    return model
 
 
 def check_compiler() -> None:

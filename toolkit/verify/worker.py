@@ -1,10 +1,9 @@
-"""One launched process of an arm: run each case in turn and leave what it did as files.
+"""One process of a launch: run each case in turn and leave what was found as a file.
 
 Started by `accelerate launch` with a shipped launch file, like any run; one launch serves all cases
 of a strategy, for starting processes takes longer than training them.
 """
 
-import json
 import os
 import signal
 import sys
@@ -39,55 +38,51 @@ from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process
 from toolkit.verify.cases import Case, global_batch
-from toolkit.verify.controls import CONTROLS, Break, break_nothing
-from toolkit.verify.outcome import Outcome, write_outcome
+from toolkit.verify.controls import Control, Fault, no_fault
+from toolkit.verify.outcome import FOUND, Outcome, Work
 from toolkit.verify.reference import Trajectory
 
 
-def main(order_file: Path) -> None:
-    """Run the cases and controls of an order file, which also says where the results go."""
-    order = json.loads(order_file.read_text())
-    sizes = ModelSizes(**order["sizes"])
+def main(work_file: Path) -> None:
+    """Run the cases and controls of a file that holds a `Work`; write what was found beside it."""
+    work: Work = torch.load(work_file, weights_only=False)
     launched = read_launch(os.environ)
-    start_process_group(launched, timeout=timedelta(seconds=order["timeout_s"]))
+    start_process_group(launched, timeout=timedelta(seconds=work.timeout_s))
     lift_time_limits()  # the owner ends it all after as long
-    results = Path(order["results"])
-    for number, fields in enumerate(order["cases"]):
-        _write(results / f"case_{number:03d}", run_case(Case(**fields), sizes, launched), launched)
-    for number, name in enumerate(order["controls"]):
-        control = next(control for control in CONTROLS if control.name == name)
-        stem = results / f"control_{number:03d}"
-        try:
-            outcome = run_case(control.case, sizes, launched, break_it=control.break_it)
-        except ToolkitError as error:
-            stem.with_suffix(".refused").write_text(str(error))
-        else:
-            _write(stem, outcome, launched)
+    found = (
+        [run_case(case, work.sizes, launched) for case in work.cases],
+        [run_control(control, work.sizes, launched) for control in work.controls],
+    )
+    if launched.rank == 0:
+        torch.save(found, work_file.with_name(FOUND))
     if dist.is_initialized():
         # Left to the interpreter's end, gloo's threads now and then abort the process.
         dist.destroy_process_group()
 
 
-def _write(stem: Path, outcome: Outcome, launched: Launched) -> None:
-    if launched.rank == 0:
-        write_outcome(stem, outcome)
+def run_control(control: Control, sizes: ModelSizes, launched: Launched) -> Outcome | str:
+    """Run a control's case with its fault; return the sentence if it is refused."""
+    try:
+        return run_case(control.case, sizes, launched, fault=control.fault)
+    except ToolkitError as error:
+        return str(error)
 
 
 def run_case(
-    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
+    case: Case, sizes: ModelSizes, launched: Launched, *, fault: Fault = no_fault
 ) -> Outcome:
     """Train for a few steps under the launched strategy, with every safeguard of a run in place.
 
     Args:
         case: what to do.
-        sizes: the model, but for what the case itself says of it.
+        sizes: the model, but for what the case itself sets.
         launched: the strategy and this process's place in it.
-        break_it: what to put out of order in the engine before it is checked.
+        fault: what to put out of order in the engine before it is checked.
     """
-    engine = build_case(case, sizes, launched, break_it=break_it)
-    gradients = FirstGradients(engine)
+    engine = build_case(case, sizes, launched, fault=fault)
     counter = CollectiveCounter()
     losses, grad_norms = [], []
+    gradients = FirstGradients(engine)
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
@@ -97,9 +92,8 @@ def run_case(
             result = train_step(engine, micro_batches, lr=lr, callbacks=[gradients, held])
         losses.append(engine.ranks.sum(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
-    parameters = {
-        name: engine.state.full_parameter(p).clone() for name, p in engine.module.named_parameters()
-    }
+    named = engine.module.named_parameters()
+    parameters = {name: _kept(engine.state.full_parameter(p)) for name, p in named}
     return Outcome(
         Trajectory(losses, grad_norms, gradients.by_name, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
@@ -111,6 +105,11 @@ def run_case(
     )
 
 
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that is no part of the engine any more."""
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
 def _watch(
     engine: Engine, case: Case, sizes: ModelSizes, step: int, counter: CollectiveCounter
 ) -> AbstractContextManager[Any]:
@@ -118,67 +117,6 @@ def _watch(
     if step == 0:
         return check_first_step(engine, reductions_of(case, sizes, engine.launched))
     return counter if step == case.steps - 1 else nullcontext()
-
-
-def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductions:
-    """Return when a case's first step should reduce gradients."""
-    settings = case.step_settings(
-        0,
-        sizes,
-        launched.strategy,
-        world_size=launched.world_size,
-        replicas=launched.replicas,
-    )
-    return read_reductions(write_step(settings))
-
-
-def build_case(
-    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
-) -> Engine:
-    """Build the engine of a case, in a process that may have run others before.
-
-    Raises:
-        UsageError: what was asked is not effective.
-    """
-    forget_engine()
-    torch.manual_seed(case.seed)
-    sizes = case.model(sizes)
-    model = GPT2(
-        sizes,
-        dropout=case.dropout,
-        activation_checkpointing=case.activation_checkpointing,
-        loss=case.loss,
-    )
-    if case.compile:
-        model.compile_blocks()
-    engine = build_engine(
-        model,
-        build_optimizer(model, case.optimizer_config()),
-        launched=launched,
-        plan=case.plan(launched.world_size, seq_len=sizes.block_size),
-        accumulation=case.accumulation,
-        precision=case.precision,
-        grad_clip=case.grad_clip,
-    )
-    break_it(engine, case)
-    check_effective(engine, precision=case.precision, tied=TIED)
-    return engine
-
-
-def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) -> list[MicroBatch]:
-    """Return this rank's part of the global batch, cut as a run's data is."""
-    inputs, targets = global_batch(step, case, case.model(sizes))
-    plan = case.plan(engine.world_size, seq_len=sizes.block_size)
-    slots = [
-        micro_batch_slots(
-            micro_step,
-            micro_batch_size=plan.micro_batch_size,
-            world_size=engine.world_size,
-            rank=engine.rank,
-        )
-        for micro_step in range(case.micro_steps(step))
-    ]
-    return [(inputs[s].to(engine.device), targets[s].to(engine.device)) for s in slots]
 
 
 class FirstGradients(Callback):
@@ -192,8 +130,7 @@ class FirstGradients(Callback):
         """Copy them before they are clipped."""
         if phase == "optimizer" and not self.by_name:
             for name, parameter in self.engine.module.named_parameters():
-                gradient = self.engine.state.full_gradient(parameter)
-                self.by_name[name] = gradient.detach().clone()
+                self.by_name[name] = _kept(self.engine.state.full_gradient(parameter))
 
 
 class HeldGradients(Callback):
@@ -226,6 +163,66 @@ class HeldGradients(Callback):
             return None
         own = torch.tensor(max(self.bytes), device=self.engine.device)
         return int(self.engine.ranks.max(own))
+
+
+def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductions:
+    """Return when a case's first step should reduce gradients."""
+    settings = case.step_settings(
+        0,
+        sizes,
+        launched.strategy,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+    )
+    return read_reductions(write_step(settings))
+
+
+def build_case(
+    case: Case, sizes: ModelSizes, launched: Launched, *, fault: Fault = no_fault
+) -> Engine:
+    """Build the engine of a case, in a process that may have run others before.
+
+    Raises:
+        UsageError: what was asked is not effective.
+    """
+    forget_engine()
+    torch.manual_seed(case.seed)
+    sizes = case.model(sizes)
+    model = GPT2(
+        sizes,
+        dropout=case.dropout,
+        activation_checkpointing=case.activation_checkpointing,
+        loss=case.loss,
+    )
+    engine = build_engine(
+        model,
+        build_optimizer(model, case.optimizer_config()),
+        launched=launched,
+        plan=case.plan(launched.world_size, seq_len=sizes.block_size),
+        accumulation=case.accumulation,
+        precision=case.precision,
+        grad_clip=case.grad_clip,
+        compile_blocks=case.compile,
+    )
+    fault(engine, case)
+    check_effective(engine, precision=case.precision, tied=TIED)
+    return engine
+
+
+def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) -> list[MicroBatch]:
+    """Return this rank's part of the global batch, cut as a run's data is."""
+    inputs, targets = global_batch(step, case, case.model(sizes))
+    plan = case.plan(engine.world_size, seq_len=sizes.block_size)
+    slots = [
+        micro_batch_slots(
+            micro_step,
+            micro_batch_size=plan.micro_batch_size,
+            world_size=engine.world_size,
+            rank=engine.rank,
+        )
+        for micro_step in range(case.micro_steps(step))
+    ]
+    return [(inputs[s].to(engine.device), targets[s].to(engine.device)) for s in slots]
 
 
 if __name__ == "__main__":
