@@ -47,10 +47,7 @@ class Loop:
                 started = time.perf_counter()
                 micro_batches = self._next_batch()
                 progress.lr = lr_at(progress.step, config.optimizer, steps=config.training.steps)
-                with self._during_update():
-                    result = self._update(micro_batches)
-                shares, *numbers = self._exchange(result)
-                progress.loss, progress.grad_norm = sum(shares), float(result.grad_norm)
+                numbers = self._exchange(self._update(micro_batches))
                 progress.was_skipped = self.run.engine.step_was_skipped
                 progress.seconds = time.perf_counter() - started
                 progress.step += 1
@@ -85,32 +82,30 @@ class Loop:
             for tokens, targets in self.batches(self.progress.data_step)
         ]
 
-    @contextmanager
-    def _during_update(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for callback in self.callbacks:
-                stack.enter_context(callback.during_update(self.progress))
-            yield
-
     def _update(self, micro_batches: list[MicroBatch]) -> StepResult:
         """Update once; where fp16 overflowed, again from the same batch at the lower loss scale.
 
         A skipped update is no step: neither the schedule nor the data moves on.
         """
         engine, progress = self.run.engine, self.progress
-        for progress.overflows in range(MAX_OVERFLOWS):
-            result = train_step(engine, micro_batches, lr=progress.lr, callbacks=self.callbacks)
-            if self.run.config.precision != "fp16" or not engine.step_was_skipped:
-                return result
-        raise NonFiniteError(
-            f"step {progress.step + 1}: fp16 gradients overflowed {MAX_OVERFLOWS} times in a row "
-            "at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
-        )
+        with ExitStack() as during:
+            for callback in self.callbacks:
+                during.enter_context(callback.during_update(progress))
+            for progress.overflows in range(MAX_OVERFLOWS):
+                result = train_step(engine, micro_batches, lr=progress.lr, callbacks=self.callbacks)
+                if self.run.config.precision != "fp16" or not engine.step_was_skipped:
+                    return result
+            raise NonFiniteError(
+                f"step {progress.step + 1}: fp16 gradients overflowed {MAX_OVERFLOWS} times in a "
+                "row at ever smaller loss scales; lower optimizer.lr or use precision: bf16"
+            )
 
-    def _exchange(self, result: StepResult) -> Iterator[tuple[float, ...]]:
+    def _exchange(self, result: StepResult) -> list[tuple[float, ...]]:
         """Share what each rank knows alone: its part of the loss, a number of each callback."""
         own = [float(result.loss_share), *(callback.own_number() for callback in self.callbacks)]
-        return zip(*self.run.engine.ranks.gather_numbers(own), strict=True)
+        shares, *numbers = zip(*self.run.engine.ranks.gather_numbers(own), strict=True)
+        self.progress.loss, self.progress.grad_norm = sum(shares), float(result.grad_norm)
+        return numbers
 
 
 def _seed_dropout(seed: int, step: int, rank: int) -> None:
