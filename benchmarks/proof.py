@@ -21,7 +21,7 @@ from toolkit.program.settings import Device
 from toolkit.program.step import write_step
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify.verdict import traffic_problems
-from toolkit.verify.worker import most_held, watch_held_gradients
+from toolkit.verify.worker import HeldGradients
 
 FIRST_TOKENS = 256
 """Of each sequence in the first step, which the reference computes in fp64 on one rank."""
@@ -79,11 +79,12 @@ def prove(trainer: CaseTrainer, first: FirstStep, *, split_steps: int) -> dict[s
     # The second holds most: what engines set up again after the first lies beside the rest.
     with measure_peak(engine.device) as peak:
         trainer.step()
-    with watch_held_gradients(engine) as held, CollectiveCounter() as counter:
-        trainer.step()
+    held = HeldGradients(engine)
+    with CollectiveCounter() as counter:
+        trainer.step([held])
     return {
         "agreement": agreement,
-        **check_counts(trainer, counter, held_bytes=most_held(engine, held)),
+        **check_counts(trainer, counter, held_bytes=held.most_bytes()),
         "peak_memory_bytes": int(engine.ranks.max(torch.tensor(peak.bytes, device=engine.device))),
         "split": measure_split(engine, trainer.step, steps=split_steps),
     }

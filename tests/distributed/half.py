@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from tests.distributed.other_model import flat, largest
 from tests.half_precision import OVERFLOWS, fp16_on_cpu
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import possible_accumulations
+from toolkit.training.callback import Progress
 from toolkit.training.loop import Loop
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.verify import worker
@@ -20,7 +21,7 @@ LR = 0.1
 
 
 def half_precision(launched: Launched) -> Iterator[dict[str, Any]]:
-    """Train beside fp32, overflow, repeat as the loop does, and load the scale elsewhere."""
+    """Train beside fp32, overflow, repeat as a run does, and load the scale elsewhere."""
     mode = possible_accumulations(launched.strategy)[0]
     case = Case(accumulation=mode, grad_accum_steps=4, precision="fp16", grad_clip=0.3)
     with fp16_on_cpu(launched.strategy):
@@ -49,18 +50,23 @@ def _parameters(engine: Engine) -> list[float]:
 
 
 def _overflow(engine: Engine, batches: list[MicroBatch]) -> dict[str, Any]:
-    """Step at a scale that is too high, then let the loop's own repetition find one."""
+    """Step at a scale that is too high, then let the run's own repetition find one."""
     engine.state.load_loss_scale({"scale": OVERFLOWS, "held": 0})
     before = _parameters(engine)
     train_step(engine, batches, lr=LR)
     left_out = engine.step_was_skipped
     unmoved = _parameters(engine) == before
-    loop = SimpleNamespace(engine=engine, config=SimpleNamespace(precision="fp16"), step=1)
-    result, skipped = Loop._update(cast(Any, loop), batches, LR)
+    run: Any = SimpleNamespace(
+        engine=engine,
+        config=SimpleNamespace(precision="fp16"),
+        batches=SimpleNamespace(micro_batches=None),
+    )
+    loop = Loop(run, Progress(lr=LR), [])
+    result = loop._update(batches)
     return {
         "left_out": left_out,
         "unmoved": unmoved,
-        "repeated": skipped,
+        "repeated": loop.progress.overflows,
         "repeated_norm": float(result.grad_norm),
         "moved": _parameters(engine) != before,
     }

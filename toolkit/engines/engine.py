@@ -6,14 +6,12 @@ of ranks what the engine will divide by.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from toolkit.engines.launched import Launched
 from toolkit.engines.norm import global_norm
@@ -72,7 +70,6 @@ class Engine:
         self.at_boundary = True
         self._skipped = False
         self._window: Generator[Any] | None = None
-        self._update_pre_hooks: dict[int, Callable[[], object]] = OrderedDict()
 
     @property
     def rank(self) -> int:
@@ -138,20 +135,9 @@ class Engine:
         Returns:
             The global L2 norm of the gradient before clipping, a scalar, fp64.
         """
-        for hook in self._update_pre_hooks.values():
-            hook()
         grad_norm = self._update()
         self._window = None
         return grad_norm
-
-    def register_update_pre_hook(self, hook: Callable[[], object]) -> RemovableHandle:
-        """Call `hook` once a step, when the averaged gradient is complete and not yet clipped.
-
-        For what follows a step from outside, as PyTorch's own hooks of modules are.
-        """
-        handle = RemovableHandle(self._update_pre_hooks)
-        self._update_pre_hooks[handle.id] = hook
-        return handle
 
     @torch.no_grad()
     def _update(self) -> torch.Tensor:

@@ -138,7 +138,7 @@ def check_compiler() -> None:
     """Refuse `model.compile` where torch.compile has no C++ compiler to work with.
 
     Raises:
-        UsageError: says what is missing and what to set.
+        UsageError: names what is missing and what to set.
     """
     if find_cpp_compiler() is None:
         raise UsageError(

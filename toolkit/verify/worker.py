@@ -7,11 +7,10 @@ of a strategy, for starting processes takes longer than training them.
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.traffic import read_reductions
 from toolkit.program.step import write_step
 from toolkit.training.build import TIED
+from toolkit.training.callback import Callback, Phase
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
@@ -82,25 +82,24 @@ def run_case(
     engine = build_case(case, sizes, launched, fault=fault)
     counter = CollectiveCounter()
     losses, grad_norms = [], []
-    gradients: dict[str, torch.Tensor] = {}
+    gradients = FirstGradients(engine)
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
-        capture = _capture_gradients(engine, gradients) if step == 0 else nullcontext()
-        watch = _watch(engine, case, sizes, step, counter)
-        with watch_held_gradients(engine) as held, capture, watch:
-            result = train_step(engine, micro_batches, lr=lr)
+        held = HeldGradients(engine)
+        with _watch(engine, case, sizes, step, counter):
+            result = train_step(engine, micro_batches, lr=lr, callbacks=[gradients, held])
         losses.append(engine.ranks.sum(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
     named = engine.module.named_parameters()
     parameters = {name: _kept(engine.state.full_parameter(p)) for name, p in named}
     return Outcome(
-        Trajectory(losses, grad_norms, gradients, parameters),
+        Trajectory(losses, grad_norms, gradients.by_name, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
-        held_gradient_bytes=most_held(engine, held),
-        held_gradient_dtypes=sorted({str(dtype) for at in held for dtype in at.dtypes}),
+        held_gradient_bytes=held.most_bytes(),
+        held_gradient_dtypes=sorted(map(str, held.dtypes)),
         replica_groups=len(engine.state.replica_groups()),
         replica_problems=replica_problems(engine),
     )
@@ -120,51 +119,50 @@ def _watch(
     return counter if step == case.steps - 1 else nullcontext()
 
 
-def _capture_gradients(
-    engine: Engine, captured: dict[str, torch.Tensor]
-) -> AbstractContextManager[Any]:
-    """Fill a dictionary with the averaged, unclipped gradients of an update in the block."""
+class FirstGradients(Callback):
+    """Keeps the averaged, unclipped gradients of the first update, by name."""
 
-    def capture() -> None:
-        for name, parameter in engine.module.named_parameters():
-            captured[name] = _kept(engine.state.full_gradient(parameter))
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.by_name: dict[str, torch.Tensor] = {}
 
-    return engine.register_update_pre_hook(capture)
-
-
-class HeldGradients(NamedTuple):
-    """What a rank holds between two micro-steps: bytes of whole storages, and their dtypes."""
-
-    bytes: int
-    dtypes: set[torch.dtype]
+    def on_phase(self, phase: Phase) -> None:
+        """Copy them before they are clipped."""
+        if phase == "optimizer" and not self.by_name:
+            for name, parameter in self.engine.module.named_parameters():
+                self.by_name[name] = _kept(self.engine.state.full_gradient(parameter))
 
 
-@contextmanager
-def watch_held_gradients(engine: Engine) -> Iterator[list[HeldGradients]]:
-    """Give a list that grows before every micro-step but the first of the step in the block.
+class HeldGradients(Callback):
+    """What a rank holds between two micro-steps of one step: whole storages, each counted once.
 
-    A storage counts once, however many views of it there are.
+    Attributes:
+        bytes: before each micro-step but the first.
+        dtypes: of all that was held.
     """
-    held: list[HeldGradients] = []
 
-    def watch(*_: Any) -> None:
-        gradients = list(engine.state.held_gradients())
-        storages = [gradient.untyped_storage() for gradient in gradients]
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        held.append(HeldGradients(sum(sizes.values()), {g.dtype for g in gradients}))
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.bytes: list[int] = []
+        self.dtypes: set[torch.dtype] = set()
+        self._is_first = True
 
-    # Before what the engine itself does in a forward pass.
-    with engine.model.register_forward_pre_hook(watch, prepend=True):
-        yield held
-    del held[:1]
+    def on_phase(self, phase: Phase) -> None:
+        """Count before a forward pass."""
+        if phase == "forward" and not self._is_first:
+            gradients = list(self.engine.state.held_gradients())
+            storages = [gradient.untyped_storage() for gradient in gradients]
+            sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+            self.bytes.append(sum(sizes.values()))
+            self.dtypes |= {gradient.dtype for gradient in gradients}
+        self._is_first = False
 
-
-def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
-    """Return the most bytes that any rank held, or None without any; a collective."""
-    if not held:
-        return None
-    own = max(at.bytes for at in held)
-    return int(engine.ranks.max(torch.tensor(own, device=engine.device)))
+    def most_bytes(self) -> int | None:
+        """Return the most bytes that any rank held, or None after one micro-step; a collective."""
+        if not self.bytes:
+            return None
+        own = torch.tensor(max(self.bytes), device=self.engine.device)
+        return int(self.engine.ranks.max(own))
 
 
 def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductions:
