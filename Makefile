@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash test-versions bench check data docs samples memory-errors overhead save-times clean
+.PHONY: train test test-long test-crash test-slurm test-versions bench check data docs samples memory-errors overhead save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -29,6 +29,12 @@ test-long: $(READY)
 # Kills runs at random moments, three times each, and compares every end with an unbroken run's.
 test-crash: $(READY)
 	$(BIN)/pytest -m long tests/checkpoint/test_crashes.py
+
+# launch/slurm.sbatch on a SLURM of several nodes on this machine. Debian's is installed where root can.
+test-slurm: $(READY)
+	command -v slurmctld > /dev/null || { apt-get update && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge; }
+	$(BIN)/pytest -m long tests/slurm
 
 # The tests of engines with the lowest and the highest version of each library that is reached into,
 # in environments of their own.

@@ -15,7 +15,6 @@ with published ones: all-reduce counts 2 (n - 1) / n of its payload, the other t
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -40,10 +39,11 @@ from benchmarks.machine_profile import (
 )
 from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
-from benchmarks.sweep import run_app
-from toolkit.errors import HangError, ToolkitError, UsageError
+from benchmarks.sweep import exit_code_of
+from toolkit.errors import UsageError
+from toolkit.home import expand_words
+from toolkit.launch.processes import processes
 
-ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 600.0
 
 
@@ -52,7 +52,7 @@ def measure_profile(*, world_size: int, link_mbit_per_s: float | None) -> Machin
 
     Raises:
         UsageError: a link was asked for with another number of ranks than two, or cannot be made.
-        ToolkitError: a rank failed.
+        ProcessError: a rank failed.
         HangError: they took longer than `TIMEOUT_S`.
     """
     if link_mbit_per_s is not None and world_size != 2:
@@ -77,36 +77,18 @@ def measure_profile(*, world_size: int, link_mbit_per_s: float | None) -> Machin
 
 def _run_ranks(folder: Path, world_size: int, link: Link | None) -> dict[str, Any]:
     results = folder / "results.json"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world_size)),
-        **({"GLOO_SOCKET_IFNAME": link.interface} if link else {}),
-    }
-    processes = []
-    with (folder / "log").open("wb") as log:
-        for rank in range(world_size):
-            command = [sys.executable, "-m", collectives_rank.__name__, str(rank), str(world_size)]
-            command += [str(folder / "meeting"), str(results)]
-            processes.append(
-                subprocess.Popen(
-                    link.command(rank, command) if link else command,
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-    try:
-        failed = [process for process in processes if process.wait(TIMEOUT_S)]
-    except subprocess.TimeoutExpired:
-        raise HangError(f"the ranks did not finish within {TIMEOUT_S:g} s") from None
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if failed:
-        said = (folder / "log").read_text(errors="replace").strip().splitlines()
-        raise ToolkitError(f"a rank failed: {said[-1] if said else 'it said nothing'}")
+    module = [sys.executable, "-m", collectives_rank.__name__]
+    meeting = [str(world_size), str(folder / "meeting"), str(results)]
+    commands = [[*module, str(rank), *meeting] for rank in range(world_size)]
+    if link:
+        commands = [link.command(rank, command) for rank, command in enumerate(commands)]
+    with processes(
+        commands,
+        folder=folder,
+        threads=max(1, len(os.sched_getaffinity(0)) // world_size),
+        environment={"GLOO_SOCKET_IFNAME": link.interface} if link else {},
+    ) as group:
+        group.finish("the ranks", timeout_s=TIMEOUT_S)
     found: dict[str, Any] = json.loads(results.read_text())
     return found
 
@@ -151,15 +133,15 @@ def missing_profiles(folder: Path) -> dict[Path, tuple[int, float | None]]:
     Raises:
         UsageError: there are no records, or they cannot be read.
     """
-    arms = [record.arm for record in read_records(folder)]
-    if not arms:
+    cases = [record.case for record in read_records(folder)]
+    if not cases:
         raise UsageError(f"{folder}: no records, so there is no link to measure")
     there = [read_profile(path) for path in folder.glob("profile*.json")]
     known = {(profile.world_size, profile.link_mbit_per_s) for profile in there}
     wanted = {
-        (ranks, arm.link_mbit_per_s): None
-        for arm in arms
-        for ranks in sorted(group_sizes(settings_of(arm, "cpu")))
+        (ranks, case.link_mbit_per_s): None
+        for case in cases
+        for ranks in sorted(group_sizes(settings_of(case, "cpu")))
     }
     return {
         folder / _profile_name(ranks, rate): (ranks, rate)
@@ -214,4 +196,4 @@ def main(
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    run_app(app)
+    sys.exit(exit_code_of(lambda: app(expand_words(sys.argv[1:]))))

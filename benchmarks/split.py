@@ -17,8 +17,8 @@ timed.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -71,51 +71,56 @@ class PhaseClock:
         self._started = None
 
 
-def measure_split(engine: Engine, run_step: Callable[[], object], *, steps: int) -> Split:
-    """Return the mean seconds per step of each part, over some steps on this rank."""
+def measure_split(engine: Engine, run_step: Callable[[Engine], object], *, steps: int) -> Split:
+    """Return the mean seconds per step of each part, over some steps on this rank.
+
+    Args:
+        engine: the case's.
+        run_step: updates once, with the engine that it is given.
+        steps: how many.
+    """
     clock = PhaseClock(engine.device)
+    followed = cast(Engine, FollowedEngine(engine, clock))
     on_gpu = engine.device.type == "cuda"
     watch = profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()
-    with _following(engine, clock), watch as recorded:
+    with watch as recorded:
         for _ in range(steps):
             clock.enter("forward")
-            run_step()
+            run_step(followed)
             clock.stop()
     kernels = _kernels(recorded) if recorded is not None else None
     return split_turns(clock.turns, kernels, steps=steps)
 
 
-@contextmanager
-def _following(engine: Engine, clock: PhaseClock) -> Iterator[None]:
-    """Let an engine's own calls move the clock on.
+class FollowedEngine:
+    """An engine whose calls move a clock from phase to phase.
 
     What an engine still does once the last micro-batch is through, such as reducing a whole
     window's gradients, belongs to the backward pass.
     """
-    accumulate, backward, clip_and_step = engine.accumulate, engine.backward, engine.clip_and_step
 
-    def follow_accumulate(micro_batches: Sequence[Any]) -> Iterator[Any]:
-        for micro_batch in accumulate(micro_batches):
-            clock.enter("forward")
+    def __init__(self, engine: Engine, clock: PhaseClock) -> None:
+        self.engine = engine
+        self.clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def accumulate(self, micro_batches: Sequence[Any]) -> Iterator[Any]:
+        """Begin each micro-batch with its forward pass."""
+        for micro_batch in self.engine.accumulate(micro_batches):
+            self.clock.enter("forward")
             yield micro_batch
 
-    def follow_backward(loss: torch.Tensor) -> None:
-        clock.enter("backward")
-        backward(loss)
+    def backward(self, loss: torch.Tensor) -> None:
+        """Begin a backward pass."""
+        self.clock.enter("backward")
+        self.engine.backward(loss)
 
-    def follow_clip_and_step() -> torch.Tensor:
-        clock.enter("optimizer")
-        return clip_and_step()
-
-    engine.accumulate = follow_accumulate  # type: ignore[method-assign]
-    engine.backward = follow_backward  # type: ignore[method-assign]
-    engine.clip_and_step = follow_clip_and_step  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        engine.accumulate = accumulate  # type: ignore[method-assign]
-        engine.backward = backward  # type: ignore[method-assign]
-        engine.clip_and_step = clip_and_step  # type: ignore[method-assign]
+    def clip_and_step(self) -> torch.Tensor:
+        """Begin the update."""
+        self.clock.enter("optimizer")
+        return self.engine.clip_and_step()
 
 
 def split_turns(

@@ -6,6 +6,9 @@ set -euo pipefail
 # Paths in CONFIG and in what follows it are those of the caller, who may be anywhere.
 root=$(cd "$(dirname "$0")/.." && pwd)
 
+# A job has no login shell that would have activated an environment.
+command -v accelerate > /dev/null || PATH=$root/.venv/bin:$PATH
+
 STRATEGY=${STRATEGY:-hsdp}
 PROCESSES_PER_NODE=${PROCESSES_PER_NODE:-8}
 CONFIG=${CONFIG:-$root/configs/train/gpt2.yaml}

@@ -3,6 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anything imports distutils: torch's compiler needs the one that setuptools brings.
+import setuptools  # noqa: F401
 import yaml
 
 from tests import samples

@@ -78,6 +78,8 @@ def test_a_script_takes_paths_as_the_folder_it_is_called_from_has_them(script, t
     root = CONFIGS.parent
     settings = {"STRATEGY": "ddp", **NODES, **SLURM, "SLURM_SUBMIT_DIR": str(tmp_path)}
     programs = Programs(tmp_path)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "run.yaml").touch()
     override = "data.train=my/shards"
     line = programs.run(root / "launch" / script, override, **settings, CONFIG="my/run.yaml")
     assert line[-4:] == [str(root / "launch" / "train.py"), "--config", "my/run.yaml", override]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PLAN = re.findall(r"^( *)(\w+)/", README.split("## Floor plan")[1].split("```")[1], re.MULTILINE)
 CHOICES = re.findall(
-    r"^\| [^|]* \| (`[^|]*`) \| `(\w+)` \| ([\d. or]*) \| ([\d. or]*) \|$", README, re.MULTILINE
+    r"^\| [^|]* \| ([^|]*) \| `(\w+)` \| ([^|]*\d) \| ([^|]*) \|$", README, re.MULTILINE
 )
 MOST_WORDS = 1_200
 GENERATED = {"build", "data", "dist", "runs", "__pycache__"}

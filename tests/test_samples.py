@@ -15,7 +15,7 @@ import typer
 from tests.samples import DOCUMENTS, ROOT, Sample, all_samples, fences, masked, nearest, sample
 from toolkit import cli
 from toolkit.batching import plan_batch
-from toolkit.checkpoint.position import Position, compare_runs
+from toolkit.checkpoint.training_state import TrainingState, compare_runs
 from toolkit.config import load_run_config
 from toolkit.engines.launched import Launched
 from toolkit.memory.advice import comparison_after, estimate_run
@@ -132,7 +132,7 @@ def test_the_demos_figures_are_those_of_its_file() -> None:
     assert summary.startswith(f"done: {steps} steps, {tokens}, {parameters}, fsdp2 on 2\n")
 
 
-def test_the_demos_memory_is_what_its_file_says() -> None:
+def test_the_demos_memory_is_what_its_file_names() -> None:
     launched = Launched(
         "fsdp2", rank=0, local_rank=0, world_size=2, replicas=1, precision=DEMO.precision
     )
@@ -141,11 +141,11 @@ def test_the_demos_memory_is_what_its_file_says() -> None:
     sample(TRAIN_DEMO, nth=1).assert_is(f"{line}\n")
 
 
-def test_the_batch_and_the_change_are_told_as_shown(tmp_path: Path) -> None:
+def test_the_batch_and_the_change_are_reported_as_shown(tmp_path: Path) -> None:
     plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
     assert f"`{plan.describe()}`" in (ROOT / "docs" / "concepts.md").read_text()
     before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))
-    position = Position.after(1, shapes={}, config=before)
+    position = TrainingState.after(1, shapes={}, config=before)
     (line,) = compare_runs(tmp_path, position, now, {})
     assert f"`changed: {line}`" in (ROOT / "docs" / "checkpoints.md").read_text()
 

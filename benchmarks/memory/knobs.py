@@ -38,8 +38,8 @@ def unseen_buckets(engine: Engine) -> int:
     """Return the bytes of DDP's buckets where nothing but its reducer, in C++, holds them."""
     if getattr(engine.model, "gradient_as_bucket_view", True):
         return 0
-    told = engine.model._get_ddp_logging_data()
-    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+    logged = engine.model._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
     return sum(map(int, str(sizes).split(",")))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.saved import PARTS, newest, position, save
-from toolkit.checkpoint.position import read_position
+from tests.checkpoint.saved import PARTS, newest, save, training_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
 from toolkit.checkpoint.tensors import Fingerprint
+from toolkit.checkpoint.training_state import read_training_state
 from toolkit.errors import UntrustedError
 
 
@@ -50,7 +50,7 @@ DAMAGES: list[Callable[[Path], None]] = [
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_by_name(
+def test_a_damaged_checkpoint_is_skipped_by_name(
     store: CheckpointStore, name: str, damage: Callable[[Path], None]
 ) -> None:
     save(store, 3, 6)
@@ -144,7 +144,7 @@ def test_a_manifest_lists_nothing_but_a_checkpoints_own_files(
     data = b"x"
     listed = {name: Fingerprint(1, hashlib.sha256(data).hexdigest())}
     (store.folder / "outside").write_bytes(data)
-    checkpoint = store.commit(3, position(3).to_json(), listed, keep_last=1)
+    checkpoint = store.commit(3, training_state(3).to_json(), listed, keep_last=1)
     (problem,) = find_damage(checkpoint)
     assert "is no file of a checkpoint" in problem
 
@@ -162,4 +162,4 @@ def test_a_manifest_lists_nothing_but_a_checkpoints_own_files(
 def test_a_state_of_another_version_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(UntrustedError, match=words):
-        read_position(tmp_path)
+        read_training_state(tmp_path)

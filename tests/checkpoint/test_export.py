@@ -15,17 +15,18 @@ from typer.testing import CliRunner
 
 from toolkit.checkpoint.export import export
 from toolkit.checkpoint.import_weights import read_weights
-from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.listing import verify_checkpoints
 from toolkit.checkpoint.state import part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, write_tensors
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.cli import app
-from toolkit.commands.checkpoint import export_checkpoint, verify_checkpoints
 from toolkit.config import load_run_config
 from toolkit.data.vocabulary import RANKS_SHA256, build_vocabulary
 from toolkit.errors import SaveError, UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import GPT2_VOCAB_SIZE, ModelSizes
+from toolkit.training.exchange import export_checkpoint
 
 TOKENIZER = {
     "vocab.json",
@@ -48,12 +49,15 @@ def trained(run_file: Path, *overrides: str, **data: Any) -> Path:
     weights = dict(GPT2(config.model.sizes()).named_parameters())
     # With positions so different, the most likely token is not always the last one again.
     torch.nn.init.normal_(weights["transformer.wpe.weight"], std=2.0)
-    position = Position.after(
+    training_state = TrainingState.after(
         3,
         shapes={name: list(value.shape) for name, value in weights.items()},
         config=config.model_dump(mode="json"),
     )
-    fields = json.loads(position.to_json()) | {"data": {"tokens": 2500, **data}, "tokens": 1536}
+    fields = json.loads(training_state.to_json()) | {
+        "data": {"tokens": 2500, **data},
+        "tokens": 1536,
+    }
     store = CheckpointStore(run_file.parent / "runs" / config.run_name / "checkpoints")
     store.begin(3)
     entries = [
@@ -142,9 +146,10 @@ def test_the_command_prints_the_weights_and_reports_the_rest(run_file: Path) -> 
     run = trained(run_file).parents[1]
     done = CliRunner().invoke(app, ["checkpoint", "export", str(run)])
     assert done.stdout == f"{run}/export/model.safetensors\n"
-    beside, remark = done.stderr.splitlines()
+    beside, remark, following = done.stderr.splitlines()
     assert beside == "beside it config.json, generation_config.json, README.md"
     assert remark.startswith("no tokenizer is written: ")
+    assert following == f"next: toolkit generate {run}/export --prompt TEXT"
 
 
 def test_no_row_of_padding_is_exported(run_file: Path) -> None:
@@ -157,7 +162,7 @@ def test_no_row_of_padding_is_exported(run_file: Path) -> None:
     assert names(folder) == ALWAYS | TOKENIZER
 
 
-def test_what_vocabulary_it_is_the_data_says(run_file: Path) -> None:
+def test_what_vocabulary_it_is_the_data_shows(run_file: Path) -> None:
     wide = "model.vocab_size=50304"
     run = trained(run_file, wide, vocabulary_sha256=[RANKS_SHA256]).parents[1]
     assert export_checkpoint(run, None, step=3).remarks == []
@@ -200,7 +205,7 @@ def test_another_vocabulary_gets_no_tokenizer_of_gpt2(
     assert (folder / "vocab.json").read_text() == "{}"
 
 
-def test_the_card_says_what_was_trained(run_file: Path) -> None:
+def test_the_card_shows_what_was_trained(run_file: Path) -> None:
     checkpoint = trained(run_file, "model.vocab_size=50304")
     run = checkpoint.parents[1]
     records = [

@@ -12,15 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.conftest import PADDED
 from toolkit.checkpoint.import_weights import read_weights
-from toolkit.commands.checkpoint import (
-    export_checkpoint,
-    import_weights,
-    list_checkpoints,
-    verify_checkpoints,
-)
+from toolkit.checkpoint.listing import list_checkpoints, verify_checkpoints
 from toolkit.errors import SaveError, UntrustedError, UsageError
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
+from toolkit.training.exchange import export_checkpoint, import_weights
 
 # No two of in, out, 3 x and 4 x are the same, so that a wrong transposition cannot fit.
 SIZES = ModelSizes(n_layer=2, n_head=2, n_embd=16, vocab_size=50_304, block_size=32)
@@ -140,7 +136,7 @@ def test_a_model_that_computes_otherwise_is_refused(
         read_weights(folder, SIZES, trust=False)
 
 
-def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_path: Path) -> None:
+def test_a_damaged_description_is_not_skipped(theirs: tuple[Any, Path], tmp_path: Path) -> None:
     folder = beside_config(theirs, tmp_path, n_layer=2)
     for text in ("", "[]", "{", "[" * 10**5):
         (folder / "config.json").write_text(text)
@@ -150,7 +146,7 @@ def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_
 
 def test_more_positions_are_cropped_when_that_is_asked_for(theirs: tuple[Any, Path]) -> None:
     folder, short = theirs[1], replace(SIZES, block_size=24)
-    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop leaves"):
+    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop drops"):
         read_weights(folder, short, trust=False)
     whole = read_weights(folder, SIZES, trust=False)
     cropped = read_weights(folder, short, trust=False, crop=True)
@@ -223,7 +219,7 @@ def test_a_trusted_pickle_of_tensors_is_read(theirs: tuple[Any, Path], tmp_path:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_commands_say_what_there_is(imported: Path) -> None:
+def test_the_commands_show_what_there_is(imported: Path) -> None:
     (line,) = list_checkpoints(imported)
     assert line.startswith("step_00000000  0 tokens, written by import on 1, 1 part, ")
     assert verify_checkpoints(imported)[1] == []

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.saved import PARTS, newest, position, save
-from toolkit.checkpoint.position import read_position
+from tests.checkpoint.saved import PARTS, newest, save, training_state
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import read_training_state
 
 
 def steps(store: CheckpointStore) -> list[int]:
-    return [read_position(path).step for path in store.committed()]
+    return [read_training_state(path).step for path in store.committed()]
 
 
 def test_a_commit_gives_the_folder_its_name_and_all_its_files(store: CheckpointStore) -> None:
@@ -21,8 +21,33 @@ def test_a_commit_gives_the_folder_its_name_and_all_its_files(store: CheckpointS
     (path,) = store.folder.iterdir()
     assert path.name == "step_00000007"
     assert {file.name for file in path.iterdir()} == {*PARTS, "state.json", "manifest.json"}
-    assert read_position(path) == position(7)
+    assert read_training_state(path) == training_state(7)
     assert store.newest_good() == (path, [])
+
+
+OF_TODAY = {
+    "version": 2,
+    "step": 300,
+    "data_step": 302,
+    "updates": 299,
+    "tokens": 4_915_200,
+    "moments": True,
+    "loss_scale": {"scale": 65536.0, "growth": 12.0},
+    "strategy": "zero2",
+    "world_size": 2,
+    "shapes": {"transformer.wte.weight": [50304, 8]},
+    "config": {"seed": 1337},
+    "data": {"tokens": 1_000_000},
+    "versions": {"torch": "2.13.0"},
+}
+
+
+def test_the_names_in_the_file_stay(tmp_path: Path) -> None:
+    """Checkpoints that are there already are read."""
+    (tmp_path / "state.json").write_text(json.dumps(OF_TODAY))
+    state = read_training_state(tmp_path)
+    assert (state.step, state.data_step, state.updates) == (300, 302, 299)
+    assert json.loads(state.to_json()) == OF_TODAY
 
 
 def test_the_manifest_has_size_and_hash_of_every_other_file(store: CheckpointStore) -> None:

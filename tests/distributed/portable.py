@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import PortableState, read_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
+from toolkit.checkpoint.training_state import TrainingState, read_training_state
 from toolkit.engines.engine import Engine, Kind
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
@@ -37,14 +37,14 @@ def main(folder: Path, names: list[str]) -> None:
     differing: dict[str, list[str]] = {}
     for name in names:
         checkpoint = folder / name / "step_00000003"
-        position = read_position(checkpoint)
+        position = read_training_state(checkpoint)
         read_state(engine, checkpoint, with_moments=True, updates=position.updates)
         differing[name] = differences(engine, checkpoint)
         # So that the next one finds another state than its own.
         train_step(engine, arm.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
     own = f"{LAUNCHED.strategy}_{LAUNCHED.world_size}"
     checkpoint = folder / names[0] / "step_00000003"
-    position = read_position(checkpoint)
+    position = read_training_state(checkpoint)
     read_state(engine, checkpoint, with_moments=True, updates=position.updates)
     for asynchronous in (False, True):
         save(engine, folder / own, position, asynchronous=asynchronous)
@@ -55,7 +55,7 @@ def main(folder: Path, names: list[str]) -> None:
         print("PORTABLE " + json.dumps(differing), flush=True)
 
 
-def save(engine: Engine, folder: Path, position: Position, *, asynchronous: bool) -> None:
+def save(engine: Engine, folder: Path, position: TrainingState, *, asynchronous: bool) -> None:
     saver = Saver(engine, CheckpointStore(folder), keep_last=1, asynchronous=asynchronous)
     saver.begin(position)
     if asynchronous:

@@ -15,8 +15,8 @@ from tests.half_precision import OVERFLOWS
 from toolkit.engines.deepspeed_internals import OPTIMIZERS, PARAMETERS, SCALER
 from toolkit.engines.strategies import Strategy, possible_accumulations
 from toolkit.engines.torch_internals import GROUP, PARAMETER, STATE
+from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
-from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.distributed import faults
 from toolkit.engines.strategies import Strategy
-from toolkit.verify.launch import launch
+from toolkit.launch.processes import launch
 
 pytestmark = pytest.mark.distributed
 

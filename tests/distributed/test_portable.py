@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import portable
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.engines.strategies import Strategy
+from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
 from toolkit.training.step import train_step
 from toolkit.verify import arm
 from toolkit.verify.cases import TINY, Case
-from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_step(engine, arm.own_micro_batches(case, TINY, engine, step), lr=1e-3)
     store = CheckpointStore(folder / "source")
     saver = Saver(engine, store, keep_last=1, asynchronous=False)
-    saver.begin(Position.after(3, shapes=shapes_of(engine)))
+    saver.begin(TrainingState.after(3, shapes=shapes_of(engine)))
     saver.finish()
     return folder
 

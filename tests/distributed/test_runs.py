@@ -16,8 +16,8 @@ import yaml
 from tests import faulty
 from tests.data.shard_files import write_llmc
 from toolkit.engines.strategies import Strategy
+from toolkit.launch.processes import ProcessError, launch
 from toolkit.shipped import ROOT
-from toolkit.verify.launch import ArmError, launch
 
 pytestmark = pytest.mark.distributed
 
@@ -214,7 +214,7 @@ def test_a_run_that_changes_hands_at_every_step_is_the_same_run(folder: Path) ->
 
 def test_a_crash_ends_all_ranks_and_names_the_one(folder: Path) -> None:
     started = time.monotonic()
-    with pytest.raises(ArmError, match="put in by the test") as failure:
+    with pytest.raises(ProcessError, match="put in by the test") as failure:
         train(folder, "ddp", 2, "crash", script=faulty.__file__, fault="step:1:3:raise")
     assert "rank 1, step 3: failed" in str(failure.value)
     assert "rank 0" not in str(failure.value)

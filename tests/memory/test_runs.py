@@ -8,8 +8,8 @@ import yaml
 
 from tests.data.shard_files import write_llmc
 from toolkit.engines.strategies import STRATEGIES, Strategy
+from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
-from toolkit.verify.launch import launch
 
 pytestmark = pytest.mark.distributed
 

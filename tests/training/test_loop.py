@@ -169,14 +169,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(start: Start, said: list[s
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.n_embd=32", "trained with model.n_embd 16, the configuration says 32"),
-        ("model.n_layer=2", "trained with model.n_layer 1, the configuration says 2"),
+        ("model.n_embd=32", "trained with model.n_embd 16, the configuration has 32"),
+        ("model.n_layer=2", "trained with model.n_layer 1, the configuration has 2"),
         ("model.vocab_size=600", "trained with model.vocab_size 512"),
-        ("seed=7", "trained with seed 1337, the configuration says 7"),
-        ("optimizer.name=sgd", "trained with optimizer.name adamw, the configuration says sgd"),
+        ("seed=7", "trained with seed 1337, the configuration has 7"),
+        ("optimizer.name=sgd", "trained with optimizer.name adamw, the configuration has sgd"),
         ("batch.tokens_per_step=1024", "trained with batch.tokens_per_step 512"),
         ("data.seq_len=16", "trained with data.seq_len 32"),
-        ("data.shuffle=false", "trained with data.shuffle True, the configuration says False"),
+        ("data.shuffle=false", "trained with data.shuffle True, the configuration has False"),
         ("data.train={folder}/val", "trained on other data (2,500 tokens, here 500)"),
     ],
 )
@@ -242,7 +242,7 @@ def test_without_any_good_checkpoint_nothing_starts_afresh(start: Start) -> None
     first.fit()
     for path in first.store.committed():
         (path / "manifest.json").unlink()
-    with pytest.raises(UntrustedError, match="no checkpoint here can be carried on from"):
+    with pytest.raises(UntrustedError, match="no checkpoint here can be resumed from"):
         start("training.checkpoint_every=2")
 
 

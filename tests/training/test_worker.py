@@ -1,5 +1,7 @@
+import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +125,7 @@ def test_a_damaged_shard_is_not_trusted(capsys: pytest.CaptureFixture[str], run_
     shard.write_bytes(shard.read_bytes()[:-2])
     refused = Refused(capsys, run_file)
     assert refused.code == summary(run_file)["exit"] == 3
-    assert f"{shard}: the header says 2500 tokens" in refused.sentence
+    assert f"{shard}: the header has 2500 tokens" in refused.sentence
 
 
 def test_a_file_where_the_run_folder_goes_is_named(
@@ -196,7 +198,7 @@ def test_a_launch_file_that_does_not_go_with_the_run_is_refused(
     refused = Refused(capsys, run_file)
     assert refused.code == 2
     assert str(launch_file) in refused.sentence
-    assert "mixed_precision: bf16, the run says precision: fp32" in refused.sentence
+    assert "mixed_precision: bf16, the run has precision: fp32" in refused.sentence
 
 
 HELP = """
@@ -248,7 +250,50 @@ def test_a_good_run_ends_with_a_whole_summary(
     printed = capsys.readouterr().out
     assert "1 x cpu, backend none" in printed or "1 x cuda" in printed
     assert "4 sequences x 32 tokens x 4 micro-steps x 1 rank" in printed
-    assert "in force   tied weights: one parameter" in printed
+    assert re.search(r"^checks     \d+ checks passed \(--verbose shows each\)$", printed, re.M)
+    assert "tied weights" not in printed
+
+
+def test_verbose_shows_each_check_and_quiet_nothing_but_warnings(
+    run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker.main(["--config", str(run_file), "training.steps=1", "--verbose"]) == 0
+    printed = capsys.readouterr().out
+    assert "check      tied weights: one parameter" in printed
+    assert "checks passed" not in printed
+    monkeypatch.setattr(worker, "_memory_of", lambda device: 2**20)
+    assert worker.main(["--config", str(run_file), "run_name=b", "--quiet"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: the estimate")
+
+
+def test_log_every_thins_the_console_and_no_record(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["training.steps=5", "training.log_every=3"]
+    assert worker.main(["--config", str(run_file), *words]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["3/5", "5/5"]
+    assert re.search(r" \| epoch 0\.\d\d \| \d+ s left$", lines[0])
+    assert "left" not in lines[1]
+    records = (run_file.parent / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in records] == [1, 2, 3, 4, 5]
+
+
+def test_steps_are_profiled_into_the_runs_folder(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["training.steps=5", "training.profile=[3, 4]"]
+    assert worker.main(["--config", str(run_file), *words]) == 0
+    folder = run_file.parent / "runs" / "tiny" / "profile"
+    assert f"profile    {folder}" in capsys.readouterr().out
+    with gzip.open(folder / "rank_00000.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    # Two updates, each with one kernel over all parameters of a group.
+    steps = [e for e in events if e.get("name") == "Optimizer.step#AdamW.step"]
+    assert len(steps) == 2
+    rows = (folder / "rank_00000.txt").read_text().splitlines()
+    assert len([row for row in rows if row.strip() and "---" not in row]) == 1 + 10 + 1
 
 
 TWO_STEPS = ("training.steps=2", "training.checkpoint_every=2")
@@ -361,7 +406,7 @@ def test_an_estimate_above_the_device_is_said_before_the_first_step(
     monkeypatch.setattr(worker, "_memory_of", lambda device: 2**20)
     assert worker.main(["--config", str(run_file), "training.steps=2"]) == 0
     said = capsys.readouterr().out
-    assert "GiB there are: " in said
+    assert "exceeds the 1 MiB there are: " in said
     assert said.index("warning: the estimate of") < said.index("step     1/2")
     assert summary(run_file)["estimated_peak_memory_bytes"] > 2**20
     monkeypatch.setattr(worker, "_memory_of", lambda device: 2**40)

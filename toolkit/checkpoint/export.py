@@ -11,9 +11,9 @@ import torch
 
 from toolkit.checkpoint.layout import COMPUTATION, EMBEDDING, TRANSPOSED
 from toolkit.checkpoint.model_card import SIGNATURE, model_card
-from toolkit.checkpoint.position import Position, read_position
 from toolkit.checkpoint.state import PortableState
 from toolkit.checkpoint.tensors import Entry, write_tensors
+from toolkit.checkpoint.training_state import TrainingState, read_training_state
 from toolkit.data.durable import publish, temporary_name, write_aside
 from toolkit.data.tokenizer import gpt2_tokenizer_files
 from toolkit.data.vocabulary import END_OF_TEXT, RANKS_SHA256
@@ -48,17 +48,17 @@ def export(checkpoint: Path, folder: Path, *, evaluation: Mapping[str, Any] | No
     Raises:
         SaveError: it cannot be written.
     """
-    position = read_position(checkpoint)
-    other = _other_vocabulary(position)
+    state = read_training_state(checkpoint)
+    other = _other_vocabulary(state)
     weights = folder / "model.safetensors"
-    texts = _texts(position, evaluation, other)
-    remarks = _remarks(position, other)
+    texts = _texts(state, evaluation, other)
+    remarks = _remarks(state, other)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _may_replace(folder / _CARD):
             del texts[_CARD]
             remarks.append(f"{folder / _CARD} stays, for no export wrote it")
-        _write(checkpoint, position, weights, texts, rows=_rows(position, other))
+        _write(checkpoint, state, weights, texts, rows=_rows(state, other))
         if other:
             _remove_tokenizer(folder)
     except OSError as error:
@@ -69,10 +69,10 @@ def export(checkpoint: Path, folder: Path, *, evaluation: Mapping[str, Any] | No
     return Exported(weights, list(texts), remarks)
 
 
-def _other_vocabulary(position: Position) -> str | None:
+def _other_vocabulary(state: TrainingState) -> str | None:
     """Why the model's vocabulary is not GPT-2's, or None where it is as far as is recorded."""
-    size = position.config["model"]["vocab_size"]
-    recorded = set(position.data.get("vocabulary_sha256", ()))
+    size = state.config["model"]["vocab_size"]
+    recorded = set(state.data.get("vocabulary_sha256", ()))
     if others := recorded - {RANKS_SHA256}:
         return f"the training data's index.json names another vocabulary, SHA-256 {min(others)}"
     if size < GPT2_VOCAB_SIZE or not (recorded or is_gpt2_vocabulary(size)):
@@ -80,40 +80,40 @@ def _other_vocabulary(position: Position) -> str | None:
     return None
 
 
-def _rows(position: Position, other: str | None) -> int:
+def _rows(state: TrainingState, other: str | None) -> int:
     """Rows of the embedding without those that pad GPT-2's vocabulary."""
-    size: int = position.config["model"]["vocab_size"]
+    size: int = state.config["model"]["vocab_size"]
     is_padded = other is None or is_gpt2_vocabulary(size)
     return GPT2_VOCAB_SIZE if is_padded else size
 
 
-def _remarks(position: Position, other: str | None) -> list[str]:
+def _remarks(state: TrainingState, other: str | None) -> list[str]:
     if other:
         return [f"no tokenizer is written: {other}"]
-    if not position.data.get("vocabulary_sha256"):
+    if not state.data.get("vocabulary_sha256"):
         return ["the tokenizer is GPT-2's, judged by the model's size: no index.json records it"]
     return []
 
 
 def _texts(
-    position: Position, evaluation: Mapping[str, Any] | None, other: str | None
+    state: TrainingState, evaluation: Mapping[str, Any] | None, other: str | None
 ) -> dict[str, str]:
-    block_size, rows = position.config["model"]["block_size"], _rows(position, other)
+    block_size, rows = state.config["model"]["block_size"], _rows(state, other)
     tokenizer = {} if other else gpt2_tokenizer_files(block_size)
     ends = () if other else ("bos_token_id", "eos_token_id", "pad_token_id")
     # There are no positions to generate beyond.
     generation = {**dict.fromkeys(ends, END_OF_TEXT), "max_length": block_size}
     return {
-        "config.json": _as_json(_config(position, rows=rows, is_gpt2=other is None)),
+        "config.json": _as_json(_config(state, rows=rows, is_gpt2=other is None)),
         "generation_config.json": _as_json(generation),
         **tokenizer,
-        _CARD: model_card(position, evaluation, rows=rows, without_tokenizer=other),
+        _CARD: model_card(state, evaluation, rows=rows, without_tokenizer=other),
     }
 
 
-def _config(position: Position, *, rows: int, is_gpt2: bool) -> dict[str, Any]:
-    model = position.config["model"]
-    # Left out, transformers makes an empty tokenizer up, and generates nothing in silence.
+def _config(state: TrainingState, *, rows: int, is_gpt2: bool) -> dict[str, Any]:
+    model = state.config["model"]
+    # Without it transformers makes an empty tokenizer up, and generates nothing in silence.
     tokenizer = {} if is_gpt2 else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {
         "model_type": "gpt2",
@@ -152,11 +152,11 @@ def _remove_tokenizer(folder: Path) -> None:
 
 
 def _write(
-    checkpoint: Path, position: Position, weights: Path, texts: dict[str, str], *, rows: int
+    checkpoint: Path, state: TrainingState, weights: Path, texts: dict[str, str], *, rows: int
 ) -> None:
     with ExitStack() as files:
-        state = PortableState(checkpoint, files)
-        entries = [_entry(state, name, shape, rows=rows) for name, shape in position.shapes.items()]
+        tensors = PortableState(checkpoint, files)
+        entries = [_entry(tensors, name, shape, rows=rows) for name, shape in state.shapes.items()]
         write_tensors(temporary_name(weights), entries)
     for name, text in texts.items():
         write_aside(weights.with_name(name), text.encode())
@@ -165,12 +165,12 @@ def _write(
     publish(weights)
 
 
-def _entry(state: PortableState, name: str, shape: list[int], *, rows: int) -> Entry:
+def _entry(tensors: PortableState, name: str, shape: list[int], *, rows: int) -> Entry:
     cut = [rows, *shape[1:]] if name == EMBEDDING else shape
     is_transposed = name.endswith(TRANSPOSED)
 
     def read() -> torch.Tensor:
-        whole = state.whole("parameter", name, shape)
+        whole = tensors.whole("parameter", name, shape)
         return whole.t() if is_transposed else whole[: cut[0]]
 
     return Entry(name, tuple(reversed(cut) if is_transposed else cut), read)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolkit.checkpoint.position import Position
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.model.sizes import parameter_count
 
 SIGNATURE = "Written by `toolkit checkpoint export`."
@@ -17,7 +17,7 @@ model = GPT2LMHeadModel.from_pretrained("path/to/this/folder")"""
 
 
 def model_card(
-    position: Position,
+    state: TrainingState,
     evaluation: Mapping[str, Any] | None,
     *,
     rows: int,
@@ -26,17 +26,17 @@ def model_card(
     """Return the text of `README.md`: Markdown after the metadata that model hubs read.
 
     Args:
-        position: the checkpoint's.
+        state: the checkpoint's.
         evaluation: the record of the run's evaluation after the same step, if there is one.
         rows: tokens of the vocabulary, without padding.
         without_tokenizer: why no tokenizer is written, or None where one is.
     """
-    table = "".join(f"| {name} | {text} |\n" for name, text in _facts(position, evaluation, rows))
+    table = "".join(f"| {name} | {text} |\n" for name, text in _facts(state, evaluation, rows))
     reason = f"\nThere is no tokenizer: {without_tokenizer}.\n" if without_tokenizer else ""
     usage = _WITHOUT if without_tokenizer else _WITH_TOKENIZER
     return (
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-        f"# {position.config['run_name']}\n\n"
+        f"# {state.config['run_name']}\n\n"
         f"A GPT-2 trained with the scaling toolkit. {SIGNATURE}\n\n"
         f"| | |\n| --- | --- |\n{table}{reason}\n"
         f"```python\n{usage}\n```\n"
@@ -44,9 +44,9 @@ def model_card(
 
 
 def _facts(
-    position: Position, evaluation: Mapping[str, Any] | None, rows: int
+    state: TrainingState, evaluation: Mapping[str, Any] | None, rows: int
 ) -> Iterator[tuple[str, str]]:
-    config = position.config
+    config = state.config
     model, optimizer, batch = config["model"], config["optimizer"], config["batch"]
     size = parameter_count(model["n_layer"], model["n_embd"], rows, model["block_size"])
     yield "parameters", f"{size:,}"
@@ -55,10 +55,10 @@ def _facts(
         f"{model['n_layer']} blocks, {model['n_head']} heads, width {model['n_embd']}, "
         f"{model['block_size']:,} positions, vocabulary of {rows:,}",
     )
-    yield "steps", f"{position.step:,} of {batch['tokens_per_step']:,} tokens"
-    yield "tokens trained on", f"{position.tokens:,}"
-    if position.data:
-        yield "tokens in the training data", f"{position.data['tokens']:,}"
+    yield "steps", f"{state.step:,} of {batch['tokens_per_step']:,} tokens"
+    yield "tokens trained on", f"{state.tokens:,}"
+    if state.data:
+        yield "tokens in the training data", f"{state.data['tokens']:,}"
     if evaluation:
         found = f"{evaluation['loss']:.4f} nats per token over {evaluation['tokens']:,} tokens"
         yield "validation loss", found
@@ -69,7 +69,7 @@ def _facts(
         f"{optimizer['weight_decay']:g}",
     )
     yield "precision", config["precision"]
-    yield "strategy", f"{position.strategy} on {position.world_size}"
-    if position.versions:
-        shown = (f"{name} {version}" for name, version in position.versions.items())
+    yield "strategy", f"{state.strategy} on {state.world_size}"
+    if state.versions:
+        shown = (f"{name} {version}" for name, version in state.versions.items())
         yield "versions", ", ".join(shown)

@@ -1,4 +1,4 @@
-"""Saving from every rank at once, with training held up or going on meanwhile."""
+"""Saving from every rank at once, with training held up or continuing meanwhile."""
 
 import os
 import shutil
@@ -8,10 +8,10 @@ from pathlib import Path
 from threading import Thread
 
 from toolkit.checkpoint.host_copy import HostCopy
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.state import own_pieces, part_name
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.tensors import Entry, Fingerprint, write_tensors
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.engine import Engine
 from toolkit.errors import SaveError
 
@@ -44,7 +44,7 @@ class Saver:
         self.engine = engine
         self.store = store
         self.keep_last = keep_last
-        self._position: Position | None = None
+        self._state: TrainingState | None = None
         self._writing: _Write | None = None
         self._clearing: Thread | None = None
         self._copy: HostCopy | None = None
@@ -53,7 +53,7 @@ class Saver:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether training goes on while a checkpoint is written."""
+        """Whether training continues while a checkpoint is written."""
         return self._copy is not None
 
     @property
@@ -61,18 +61,18 @@ class Saver:
         """Whether this rank is still writing what `begin` left to be written."""
         return self._writing is not None and self._writing.is_alive()
 
-    def begin(self, position: Position) -> None:
+    def begin(self, state: TrainingState) -> None:
         """Write this rank's share, or copy it and let a thread write it; then comes `finish`.
 
         Raises:
             SaveError: on every rank, if rank 0 cannot make the folder or the disk is too full.
         """
         self.close()
-        pieces = own_pieces(self.engine, with_moments=position.moments)
+        pieces = own_pieces(self.engine, with_moments=state.moments)
         total = sum(self.engine.gather_from_ranks(sum(piece.bytes for piece in pieces)))
-        self._on_rank_0(lambda: self._begin(position.step, total))
-        path = self.store.partial(position.step) / part_name(self.engine.rank)
-        self._position = position
+        self._on_rank_0(lambda: self._begin(state.step, total))
+        path = self.store.partial(state.step) / part_name(self.engine.rank)
+        self._state = state
         if self._copy is not None:
             self._writing = _Write(path, self._copy.take(pieces))
             self._writing.start()
@@ -86,20 +86,20 @@ class Saver:
         Raises:
             SaveError: on every rank, whichever of them had the problem.
         """
-        if self._writing is None or self._position is None:
+        if self._writing is None or self._state is None:
             return None
-        writing, position = self._writing, self._position
+        writing, state = self._writing, self._state
         if self.asynchronous:
             writing.join()
         self._writing = None
         found = self.engine.gather_from_ranks(writing.result)
         problems = [part for part in found if isinstance(part, str)]
         if problems:
-            self._on_rank_0(lambda: self.store.abandon(position.step))
+            self._on_rank_0(lambda: self.store.abandon(state.step))
             raise SaveError("; ".join(problems))
         parts = {part_name(rank): part for rank, part in enumerate(found)}
-        self._on_rank_0(lambda: self._commit(position, parts))
-        return self.store.partial(position.step).with_suffix("")
+        self._on_rank_0(lambda: self._commit(state, parts))
+        return self.store.partial(state.step).with_suffix("")
 
     def close(self) -> None:
         """Wait until what no longer counts is deleted."""
@@ -107,8 +107,8 @@ class Saver:
             self._clearing.join()
             self._clearing = None
 
-    def _commit(self, position: Position, parts: Mapping[str, Fingerprint]) -> None:
-        self.store.commit(position.step, position.to_json(), parts, keep_last=self.keep_last)
+    def _commit(self, state: TrainingState, parts: Mapping[str, Fingerprint]) -> None:
+        self.store.commit(state.step, state.to_json(), parts, keep_last=self.keep_last)
         self._clearing = Thread(target=self.store.clear, name="clear", daemon=True)
         self._clearing.start()
         if not self.asynchronous:

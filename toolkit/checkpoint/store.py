@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolkit.checkpoint.position import STATE
 from toolkit.checkpoint.tensors import Fingerprint
+from toolkit.checkpoint.training_state import STATE
 from toolkit.data.durable import sha256_of, write_durably
 from toolkit.errors import UntrustedError
 
@@ -59,7 +59,7 @@ class CheckpointStore:
         """Make what was written for `step` a checkpoint and give up the oldest beyond `keep_last`.
 
         They are no checkpoints from then on; `clear` deletes them, which may take a while.
-        Later ones are damaged, or the run would have carried on from there; they count for nothing.
+        Later ones are damaged, or the run would have resumed from there; they count for nothing.
 
         Args:
             step: as given to `begin`.
@@ -108,7 +108,7 @@ class CheckpointStore:
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> tuple[Path | None, list[str]]:
         """Return the newest checkpoint whose bytes are what was written, and a sentence for each
-        newer one that was passed over.
+        newer one that was skipped.
 
         Args:
             rank: this process among those that share the work of reading.
@@ -126,23 +126,32 @@ class CheckpointStore:
                 return path, problems
             problems += damage
         if problems:
-            raise UntrustedError(
-                "; ".join(problems) + "; no checkpoint here can be carried on from"
-            )
+            raise UntrustedError("; ".join(problems) + "; no checkpoint here can be resumed from")
         return None, []
 
 
-def find_damage(checkpoint: Path, *, rank: int | None = 0, world_size: int = 1) -> Iterator[str]:
-    """Yield a sentence for everything that is not as the manifest says.
+def find_damage(checkpoint: Path, *, rank: int = 0, world_size: int = 1) -> Iterator[str]:
+    """Yield a sentence for everything that is not as in the manifest, or for the manifest itself.
 
-    All files are looked at, but the bytes only of every `world_size`-th, from number `rank` on, or
-    of none if `rank` is None.
+    Bytes are read of every `world_size`-th file, from number `rank` on.
     """
     try:
         files = read_manifest(checkpoint)
     except UntrustedError as error:
         yield str(error)
-        return
+    else:
+        yield from damaged_files(checkpoint, files, rank=rank, world_size=world_size)
+
+
+def damaged_files(
+    checkpoint: Path,
+    files: Mapping[str, Fingerprint],
+    *,
+    rank: int | None = 0,
+    world_size: int = 1,
+) -> Iterator[str]:
+    """Yield a sentence for every file that is not as in its manifest; bytes are read of every
+    `world_size`-th, from number `rank` on, or of none if `rank` is None."""
     for path in sorted(checkpoint.iterdir()):
         if path.name not in files and path.name != MANIFEST:
             yield f"{path} is not listed in the manifest"

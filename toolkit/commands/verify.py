@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit.commands.options import AsJson
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 if TYPE_CHECKING:
     from toolkit.model.sizes import ModelSizes
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from toolkit.verify.verdict import Arm, Verdict
 
 NOT_EQUAL = 1
+ALL_STRATEGIES, ALL_MODES = ",".join(STRATEGIES), ",".join(ACCUMULATIONS)
 
 Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
-Accumulations = Annotated[
-    str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
-]
+Accumulations = Annotated[str, typer.Option(help="Comma-separated; impossible pairs are skipped.")]
 WorldSizes = Annotated[
     str | None,
     typer.Option(
@@ -39,8 +39,8 @@ Wide = Annotated[
 
 
 def verify(
-    strategies: Strategies = "single,ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3",
-    accumulation: Accumulations = "replicated,sharded,deferred",
+    strategies: Strategies = ALL_STRATEGIES,
+    accumulation: Accumulations = ALL_MODES,
     world_sizes: WorldSizes = None,
     grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
     precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
@@ -51,8 +51,10 @@ def verify(
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that strategies and accumulation modes compute the same update, by launching them."""
-    from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
+    """Prove that strategies and accumulation modes compute the same update, by launching them.
+
+    Example: toolkit verify --strategies ddp,fsdp2 --world-sizes 2
+    """
     from toolkit.errors import UsageError
     from toolkit.verify.options import choices, model_sizes, numbers
     from toolkit.verify.report import build_json
@@ -123,6 +125,7 @@ def _announcement(
     with_controls: bool,
 ) -> str:
     """Return what is going to run and about how long that takes."""
+    from toolkit.counted import counted
     from toolkit.verify.duration import expected_seconds
     from toolkit.verify.run import controls_of, not_run
 
@@ -135,16 +138,11 @@ def _announcement(
     faults = sum(map(len, broken.values()))
     minutes = max(1, round(expected_seconds(everything, sizes) / 60))
     return (
-        f"{_counted(len(launches), 'launch', 'launches')} with "
-        f"{_counted(sum(map(len, launches.values())), 'case', 'cases')}"
-        + (f" and {_counted(faults, 'fault', 'faults')}" if faults else "")
-        + f": about {_counted(minutes, 'minute', 'minutes')}"
+        f"{counted(len(launches), 'launch', 'launches')} with "
+        f"{counted(sum(map(len, launches.values())), 'case')}"
+        + (f" and {counted(faults, 'fault')}" if faults else "")
+        + f": about {counted(minutes, 'minute')}"
     )
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def print_tables(
@@ -161,7 +159,7 @@ def print_tables(
         build_table,
     )
 
-    # Where there is less room the terminal wraps a row; cut cells say nothing.
+    # Where there is less room the terminal wraps a row; cut cells are unreadable.
     console = Console(width=WIDEST if wide else max(WIDTH, Console().width))
     if verdicts:
         console.print(build_table(verdicts, wide=wide))

@@ -6,21 +6,19 @@ learn the name and version of a source archive.
 
 import ast
 import hashlib
-import http.client
-import json
 import ssl
 import subprocess
 import sys
-from base64 import b64encode
 from dataclasses import dataclass
-from html.parser import HTMLParser
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+from typing import Any
+from urllib.parse import urlsplit
+
+from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+from requests import Session
+from requests.adapters import HTTPAdapter
+from requests.utils import get_auth_from_url, urldefragauth
 
 from toolkit.errors import UntrustedError
-
-# PEP 691: the index as JSON where the server has it, else as HTML (PEP 503).
-_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +58,41 @@ def fetch(file: PinnedFile, *, timeout: float) -> bytes:
     settings = _pip_settings()
     index = _index_address(settings)
     try:
-        opener = _build_opener(settings.get("cert"))
-        page = _read(opener, f"{index}/{file.project}/", index, timeout, limit=2**24)
-        address = _address_of(file.name, page)
-        data = _read(opener, address, index, timeout, limit=file.size + 1).body
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UnreachableError(f"{type(error).__name__}: {error}") from None
-    return file.check(data, _without_password(address))
+        with _session(settings.get("cert")) as session:
+            address = _address_of(file, index, session, timeout)
+            data = _read(address, session, timeout, limit=file.size + 1)
+    except (OSError, NoSuchProjectError, UnsupportedContentTypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreachableError(f"{type(error).__name__}: {reason}") from None
+    return file.check(data, address)
 
 
-@dataclass(frozen=True)
-class _Page:
-    address: str
-    is_json: bool
-    body: bytes
+def _address_of(file: PinnedFile, index: str, session: Session, timeout: float) -> str:
+    """Return where the index has a file; leave its password in the session for its host alone."""
+    name_and_password = get_auth_from_url(index)
+    session.auth = name_and_password if any(name_and_password) else None
+    client = PyPISimple(urldefragauth(index), session=session)
+    for found in client.get_project_page(file.project, timeout=timeout).packages:
+        if found.filename == file.name:
+            if urlsplit(found.url).hostname != urlsplit(index).hostname:
+                session.auth = None
+            return found.url
+    raise ValueError(f"the index has no {file.name}")
+
+
+def _read(address: str, session: Session, timeout: float, *, limit: int) -> bytes:
+    data = bytearray()
+    with session.get(address, timeout=timeout, stream=True) as answer:
+        answer.raise_for_status()
+        for chunk in answer.iter_content(2**16):
+            data += chunk
+            if len(data) >= limit:
+                break
+    return bytes(data)
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip's configuration files and environment say, the strongest last."""
+    """What pip's configuration files and environment set, the strongest last."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -102,72 +117,20 @@ def _index_address(settings: dict[str, str]) -> str:
     return PyPI.simple_url.rstrip("/")
 
 
-class _SameHostRedirects(HTTPRedirectHandler):
-    """Keeps a password from following a redirect to another host."""
+class _SystemTrust(HTTPAdapter):
+    """Trusts what the system trusts, and a file of certificates besides."""
 
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
-        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if redirected and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
-            redirected.remove_header("Authorization")
-        return redirected
-
-
-def _build_opener(certificates: str | None) -> OpenerDirector:
-    """Trust what the system trusts, and pip's `cert` besides."""
-    context = ssl.create_default_context()
-    if certificates:
-        context.load_verify_locations(certificates)
-    return build_opener(HTTPSHandler(context=context), _SameHostRedirects())
-
-
-def _read(opener: OpenerDirector, address: str, index: str, timeout: float, *, limit: int) -> _Page:
-    headers = {"Accept": _ACCEPT}
-    password = urlsplit(index).netloc.rpartition("@")[0]
-    if password and urlsplit(address).hostname == urlsplit(index).hostname:
-        headers["Authorization"] = f"Basic {b64encode(unquote(password).encode()).decode()}"
-    with opener.open(Request(_without_password(address), headers=headers), timeout=timeout) as page:
-        body = page.read(limit)
-        # Of a connection that breaks off, `read` with a limit says nothing.
-        if page.length and len(body) < limit:
-            raise http.client.IncompleteRead(body, page.length)
-        is_json = page.headers.get_content_type().endswith("json")
-        return _Page(page.url, is_json, body)
-
-
-def _address_of(name: str, page: _Page) -> str:
-    links = _json_links(page.body) if page.is_json else _html_links(page.body)
-    if name not in links:
-        raise ValueError(f"the index has no {name}")
-    return urldefrag(urljoin(page.address, links[name])).url
-
-
-def _json_links(body: bytes) -> dict[str, str]:
-    try:
-        return {file["filename"]: file["url"] for file in json.loads(body)["files"]}
-    except (TypeError, KeyError):
-        raise ValueError("the index answered with something else than a list of files") from None
-
-
-def _html_links(body: bytes) -> dict[str, str]:
-    parser = _Links()
-    parser.feed(body.decode(errors="replace"))
-    return parser.links
-
-
-class _Links(HTMLParser):
-    """The anchors of a page, by the last part of their path, which PEP 503 makes the file name."""
-
-    def __init__(self) -> None:
+    def __init__(self, certificates: str | None) -> None:
+        self._context = ssl.create_default_context()
+        if certificates:
+            self._context.load_verify_locations(certificates)
         super().__init__()
-        self.links: dict[str, str] = {}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        address = dict(attrs).get("href")
-        if tag == "a" and address:
-            name = unquote(urlsplit(address).path.rpartition("/")[2])
-            self.links[name] = address
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, ssl_context=self._context, **options)
 
 
-def _without_password(address: str) -> str:
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def _session(certificates: str | None) -> Session:
+    session = Session()
+    session.mount("https://", _SystemTrust(certificates))
+    return session

@@ -1,6 +1,7 @@
-"""`accelerate launch`, without the launcher's own traceback when a worker has said what is wrong.
+"""`accelerate launch`, without its own traceback when a worker has reported what is wrong.
 
-The worker's exit code stands in the run's `last_start.json`; the launcher's is 1 for any of them.
+It ends with the exit code of the worker that ended first, where one did, and otherwise as
+`accelerate launch` does.
 """
 
 import logging
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 
 from toolkit.errors import Preempted, UsageError
+from toolkit.launch.exit_code import gathering_exit_codes
 from toolkit.launch.ownership import (
     asking_signals,
     follow,
@@ -68,7 +70,7 @@ def run_launcher(command: Sequence[str]) -> int:
             code = process.wait()
         if code == -signal.SIGTERM:
             # It had no handler yet, so it had started nothing.
-            _say_that_nothing_was_started()
+            _report_nothing_started()
             return Preempted.exit_code
         return int(code)
     finally:
@@ -77,7 +79,7 @@ def run_launcher(command: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """Run `launch ...` as the `accelerate` program would; return 1 where a worker failed."""
+    """Run `launch ...` as the `accelerate` program would; return the worker's exit code."""
     # Before the imports, which take seconds; torch's launcher, which serves all strategies but
     # `single`, sets its own later.
     for number in asking_signals():
@@ -99,9 +101,6 @@ def _end_without(owner: int | None) -> None:
 def _launch() -> int:
     import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
     from accelerate.commands import launch
-    from torch.distributed import DistNetworkError, DistStoreError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from toolkit.engines.accelerate_internals import end_worker_by
 
@@ -116,22 +115,34 @@ def _launch() -> int:
     arguments = launch.launch_command_parser().parse_args(sys.argv[2:])
     end_worker_by(_ask_to_end)
     if (arguments.num_machines or 1) > 1:
-        Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
+        Thread(target=_report_if_alone, args=(arguments,), daemon=True).start()
+    with gathering_exit_codes() as worker_code:
+        code = _run(launch.launch_command, arguments)
+        return (worker_code() or code) if code else 0
+
+
+def _run(launch_command: Callable[[Namespace], None], arguments: Namespace) -> int:
+    from torch.distributed import DistNetworkError, DistStoreError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        launch.launch_command(arguments)
+        launch_command(arguments)
     except (ConnectionError, DistStoreError, DistNetworkError) as error:
         sys.stderr.write(f"error: {str(error).splitlines()[0]} {_roll_call(arguments)}\n")
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        _say_if_killed(f"rank {rank}", failure.exitcode)
+        _report_if_killed(f"rank {rank}", failure.exitcode)
         return 1
     except subprocess.CalledProcessError as error:
-        _say_if_killed("the process", error.returncode)
+        _report_if_killed("the process", error.returncode)
         return 1
     except (SignalException, KeyboardInterrupt):
-        # As Accelerate 1.16 ends by itself; the workers have said how far the run came.
         return STOPPED
+    except SystemExit as end:
+        # How Accelerate 1.16 ends after a signal.
+        return int(end.code or 0)
     return 0
 
 
@@ -150,7 +161,7 @@ def _check_engine(command: Sequence[str]) -> None:
         check_installed(strategy_of(load_launch_file(path)))
 
 
-def _say_if_alone(arguments: Namespace) -> None:
+def _report_if_alone(arguments: Namespace) -> None:
     """Explain what is otherwise ten silent minutes; PyTorch waits for all machines that long."""
     time.sleep(_ALONE_S)
     if not psutil.Process().children():
@@ -181,7 +192,7 @@ def _is_own(address: str) -> bool:
 def _pass_on_to_worker(number: int, frame: Any) -> None:
     workers = psutil.Process().children()
     if not workers:
-        _say_that_nothing_was_started()
+        _report_nothing_started()
         # An exception that an import is left by may be swallowed there, or leave half a module.
         os._exit(Preempted.exit_code)
     for worker in workers:
@@ -198,18 +209,18 @@ def _ask_to_end(worker: Any) -> None:
         worker.wait()
 
 
-def _say_that_nothing_was_started() -> None:
+def _report_nothing_started() -> None:
     sys.stderr.write("error: stopped by a signal before anything was started; start it again\n")
     sys.stderr.flush()
 
 
-def _say_if_killed(who: str, exit_code: int) -> None:
-    """A killed worker cannot say anything itself; its exit code is minus the signal."""
+def _report_if_killed(who: str, exit_code: int) -> None:
+    """A killed worker cannot report anything itself; its exit code is minus the signal."""
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         sys.stderr.write(
-            f"error: {who} was killed by {name}, from outside or for want of host memory; "
-            "start it again to carry on\n"
+            f"error: {who} was killed by {name}, from outside or for lack of host memory; "
+            "start it again to resume\n"
         )
 
 

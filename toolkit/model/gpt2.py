@@ -7,15 +7,15 @@ names are those of the released checkpoint in its usual layout, so weights can b
 """
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from toolkit.model.cache import KeyValueCache, LayerCache
 from toolkit.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 
 INIT_STD = 0.02
 
@@ -31,15 +31,19 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(n_embd, n_embd)
         self.resid_dropout = nn.Dropout(dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, n_embd] -> [B, T, n_embd]."""
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:
+        """[B, T, n_embd] -> [B, T, n_embd]; T is 1 where the cache holds earlier positions."""
         B, T, C = x.shape
         q, k, v = (
             part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
             for part in self.c_attn(x).split(C, dim=2)
         )
+        if cache is not None:
+            k, v = cache.append(k, v)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        # One position after others sees all of them; no mask says so.
+        is_causal = k.shape[2] == T
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -68,9 +72,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(n_embd)
         self.mlp = MLP(n_embd, dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:
         """[B, T, n_embd] -> [B, T, n_embd]."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -81,7 +85,7 @@ class Head(nn.Linear):
     have that weight at hand for the module's forward also covers the chunked loss.
     """
 
-    def __init__(self, n_embd: int, vocab_size: int, loss: Literal["plain", "chunked"]) -> None:
+    def __init__(self, n_embd: int, vocab_size: int, loss: Loss) -> None:
         super().__init__(n_embd, vocab_size, bias=False)
         self.loss = loss
 
@@ -116,6 +120,17 @@ class Transformer(nn.Module):
             x = self._run(block, x)
         return self.ln_f(x)
 
+    def extend(self, tokens: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """[B, T] int64 that follow what the cache holds -> [B, T, n_embd]; the cache then has both.
+
+        Only an empty cache takes more than one token at a time.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device) + cache.length
+        x = self.wte(tokens) + self.wpe(positions)
+        for block, layer in zip(self.h, cache.layers, strict=True):
+            x = block(x, layer)
+        return self.ln_f(x)
+
     def _run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, x, use_reentrant=False)
@@ -138,7 +153,7 @@ class GPT2(nn.Module):
         *,
         dropout: float = 0.0,
         activation_checkpointing: bool = False,
-        loss: Literal["plain", "chunked"] = "plain",
+        loss: Loss = "plain",
     ) -> None:
         super().__init__()
         self.transformer = Transformer(sizes, dropout, activation_checkpointing)
@@ -161,6 +176,10 @@ class GPT2(nn.Module):
             Logits [B, T, vocab_size]; with `targets` a scalar: the sum of -log p over valid ones.
         """
         return self.lm_head(self.transformer(tokens), targets)
+
+    def next_logits(self, tokens: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """[B, T] int64, as `Transformer.extend` -> logits of what comes next, [B, vocab_size]."""
+        return self.lm_head(self.transformer.extend(tokens, cache)[:, -1])
 
     def compile_blocks(self) -> None:
         """Compile each block in place, which leaves parameter names as they are."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Preset = Literal["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+Loss = Literal["plain", "chunked"]
+"""From whole logits, or chunk by chunk of the tokens."""
 
 
 class Shape(NamedTuple):
@@ -45,11 +47,6 @@ class ModelSizes:
     n_embd: int
     vocab_size: int
     block_size: int
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.n_embd // self.n_head
 
     @property
     def parameter_count(self) -> int:

@@ -7,12 +7,17 @@ from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
 from toolkit.engines.strategies import Accumulation, Precision, Strategy, check_accumulation
 from toolkit.errors import UsageError
-from toolkit.model.sizes import ModelSizes
+from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.program.events import Group
 
 Device = Literal["cuda", "cpu"]
 Attention = Literal["flash", "math"]
 MAX_PARAMETERS = 10**12
+ONLY_FOR: dict[str, tuple[Strategy, ...]] = {
+    "gradient_as_bucket_view": ("ddp",),
+    "offload_optimizer": ("zero1", "zero2", "zero3"),
+}
+"""Fields of `StepSettings` that some strategies alone have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class StepSettings:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     foreach: bool = False
     activation_checkpointing: bool = False
-    loss: Literal["plain", "chunked"] = "plain"
+    loss: Loss = "plain"
     dropout: float = 0.0
     compile: bool = False
     least_kept: bool = False

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.effective import check_first_step
 from toolkit.engines.replicas import check_replicas
 from toolkit.errors import NonFiniteError, Preempted
@@ -19,8 +19,9 @@ from toolkit.memory.allocator import MeasuredPeak, measure_peak
 from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
 from toolkit.training.health import Health
+from toolkit.training.profile import Profile
 from toolkit.training.read_ahead import ReadAhead
-from toolkit.training.report import RunReport
+from toolkit.training.report import RunReport, line_of
 from toolkit.training.resume import describe, go_back, resume
 from toolkit.training.run_folder import package_versions
 from toolkit.training.saving import Saving
@@ -81,15 +82,14 @@ class Loop:
             self._take(position)
         self.saving.saved_step = self.step
         self._gone_back_to: Path | None = None
-        self.report = RunReport(
-            self.engine, folder, say, steps=self.config.training.steps, last_step=self.step
-        )
+        self.report = RunReport(self.engine, folder, say, line=line_of(run), last_step=self.step)
+        self.profile = Profile(folder / "profile", self.engine, self.config.training.profile, say)
         self.validation = Validation(run, self.report, self.stop)
         self.estimate = estimate
         self.peak_memory_bytes: int | None = None
         self.last_peak: MeasuredPeak | None = None
 
-    def _take(self, position: Position) -> None:
+    def _take(self, position: TrainingState) -> None:
         self.step, self.updates = position.step, position.updates
         self.data_step = max(self.data_step, position.data_step)
 
@@ -172,7 +172,10 @@ class Loop:
         micro_batches = [self._on_device(batch) for batch in self.batches(self.data_step)]
         lr = lr_at(self.step, self.config.optimizer, steps=self.config.training.steps)
         measured = done > 0 and self._can_measure(done)
-        with measure_peak(self.engine.device) if measured else nullcontext() as peak:
+        with (
+            measure_peak(self.engine.device) if measured else nullcontext() as peak,
+            self.profile.during_update(self.step + 1, done=done),
+        ):
             result, skipped = self._update(micro_batches, lr)
         loss, stop, writing = self._agree(result, peak)
         grad_norm, left_out = float(result.grad_norm), self.engine.step_was_skipped
@@ -277,7 +280,7 @@ class Loop:
         tokens, targets = (torch.from_numpy(part).to(self.engine.device) for part in batch)
         return tokens, targets
 
-    def _position(self) -> Position:
+    def _position(self) -> TrainingState:
         return describe(self.run, step=self.step, data_step=self.data_step, updates=self.updates)
 
     def figures(self) -> dict[str, Any]:

@@ -5,9 +5,36 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from toolkit.engines.engine import Engine
-from toolkit.training.metrics import MetricsLog, train_line
+from toolkit.model.flops import utilisation
+from toolkit.training.build import Run
+from toolkit.training.metrics import MetricsLog, TrainLine
 from toolkit.training.run_folder import forget_summary
+
+_RECENT = 100
+"""Steps whose speed tells how long the others will take."""
+
+
+def line_of(run: Run) -> TrainLine:
+    """Return the console line of a run's steps."""
+    training, device = run.config.training, run.engine.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return TrainLine(
+        steps=training.steps,
+        last_step=training.last_step,
+        every=training.log_every,
+        steps_per_epoch=len(run.batches.dataset) / run.plan.sequences_per_step,
+        utilisation=utilisation(
+            run.config.model.sizes(),
+            seq_len=run.config.data.seq_len,
+            tokens_per_s=1.0,
+            device=name,
+            devices=run.engine.world_size,
+            precision=run.config.precision,
+        ),
+    )
 
 
 class RunReport:
@@ -17,7 +44,7 @@ class RunReport:
         engine: whose rank this is; its accelerator has the trackers.
         folder: the run folder.
         say: prints a line on rank 0 and does nothing elsewhere.
-        steps: updates the run is to have.
+        line: the console's, of a step.
         last_step: updates it carries on from; what the log holds beyond is dropped.
 
     Attributes:
@@ -31,11 +58,11 @@ class RunReport:
         folder: Path,
         say: Callable[[str], None],
         *,
-        steps: int,
+        line: TrainLine,
         last_step: int,
     ) -> None:
         self.say = say
-        self.steps = steps
+        self.line = line
         self._engine = engine
         self._folder = folder
         self._has_summary = True
@@ -72,24 +99,27 @@ class RunReport:
         self.loss = record["loss"]
         if timed:
             self._rates.append(record["tokens_per_s"])
-        self.tell(record, train_line(record, steps=self.steps))
+        recent = median(self._rates[-_RECENT:]) if self._rates else None
+        is_due = self.line.is_due(record["step"])
+        self.tell(record, self.line.write(record, tokens_per_s=recent) if is_due else "")
 
     def left_out(self, step: int, *, loss: float, grad_norm: float) -> None:
         """Tell of a step without an update."""
         self._move_on()
         self._write({"kind": "left_out", "step": step})
         self.say(
-            f"step {step:>5}/{self.steps} | left out: the loss is {loss} and "
+            f"step {step:>5}/{self.line.steps} | left out: the loss is {loss} and "
             f"the gradient norm {grad_norm}; the parameters are as they were"
         )
 
     def tell(self, record: dict[str, Any], line: str) -> None:
-        """Write a record, hand its numbers to the trackers and say its line."""
+        """Write a record, hand its numbers to the trackers and print its line, if it has one."""
         self._write(record)
         prefix = f"{record['kind']}/"
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self._engine.accelerator.log(values, step=record["step"])
-        self.say(line)
+        if line:
+            self.say(line)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._log is None:

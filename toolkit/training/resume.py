@@ -4,9 +4,9 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from toolkit.checkpoint.position import Position, compare_runs, read_position
 from toolkit.checkpoint.state import read_state, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState, compare_runs, read_training_state
 from toolkit.errors import UntrustedError
 from toolkit.training.build import Run
 from toolkit.training.run_folder import package_versions
@@ -14,7 +14,7 @@ from toolkit.training.run_folder import package_versions
 
 def resume(
     run: Run, store: CheckpointStore, say: Callable[[str], None], *, strict: bool
-) -> Position | None:
+) -> TrainingState | None:
     """Load the newest good checkpoint of a run; return where it is, or None for a new run.
 
     Every rank must call this; each checks and reads its share.
@@ -30,7 +30,7 @@ def resume(
         say(f"passed over: {problem}")
     if checkpoint is None:
         return None
-    position = read_position(checkpoint)
+    position = read_training_state(checkpoint)
     config = run.config.model_dump(mode="json")
     for line in compare_runs(checkpoint, position, config, run.data):
         say(f"changed: {line}")
@@ -39,12 +39,12 @@ def resume(
     return position
 
 
-def go_back(run: Run, store: CheckpointStore) -> tuple[Path, Position] | None:
+def go_back(run: Run, store: CheckpointStore) -> tuple[Path, TrainingState] | None:
     """Load the newest good checkpoint into a run that has gone on since; None if there is none."""
     checkpoint, _ = _newest_good(run, store)
     if checkpoint is None:
         return None
-    position = read_position(checkpoint)
+    position = read_training_state(checkpoint)
     _load(run, checkpoint, position)
     if run.config.optimizer.name == "adamw" and not position.moments:
         run.engine.start_moments(position.updates)
@@ -58,15 +58,15 @@ def _newest_good(run: Run, store: CheckpointStore) -> tuple[Path | None, list[st
     )
 
 
-def _load(run: Run, checkpoint: Path, position: Position) -> None:
+def _load(run: Run, checkpoint: Path, position: TrainingState) -> None:
     read_state(run.engine, checkpoint, with_moments=position.moments, updates=position.updates)
     if position.loss_scale and run.engine.loss_scale:
         run.engine.load_loss_scale(position.loss_scale)
 
 
-def describe(run: Run, *, step: int, data_step: int, updates: int) -> Position:
+def describe(run: Run, *, step: int, data_step: int, updates: int) -> TrainingState:
     """Return the position to be saved with the tensors."""
-    return Position(
+    return TrainingState(
         step=step,
         data_step=data_step,
         updates=updates,

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from toolkit.checkpoint.position import Position
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.store import CheckpointStore
+from toolkit.checkpoint.training_state import TrainingState
 from toolkit.errors import SaveError
 from toolkit.training.build import Run
 
@@ -50,7 +50,7 @@ class Saving:
         """Whether this rank still writes behind the training."""
         return self._saver.is_writing
 
-    def save(self, position: Position, *, wait: bool = False) -> None:
+    def save(self, position: TrainingState, *, wait: bool = False) -> None:
         """Save this state; where saving is asynchronous and `wait` is not set, only begin to.
 
         Raises:
@@ -70,7 +70,7 @@ class Saving:
             held_s = time.perf_counter() - self._started
             self.say(f"saving step {position.step} meanwhile, training was held up {held_s:.2f} s")
 
-    def save_last(self, position: Position) -> None:
+    def save_last(self, position: TrainingState) -> None:
         """Have this state on the disk when this returns.
 
         Raises:

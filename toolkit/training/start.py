@@ -1,7 +1,6 @@
 """From a strategy and a run configuration to a launched job and its exit code."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +11,7 @@ from toolkit.errors import Preempted, UsageError
 from toolkit.launch.check import check_pair
 from toolkit.launch.file import load_launch_file, strategy_of
 from toolkit.launch.launcher import STOPPED, run_launcher
+from toolkit.launch.processes import LAUNCHER, launch_words
 from toolkit.shipped import find_launch_file, find_main_job
 from toolkit.training.batches import build_batches, build_val
 from toolkit.training.run_folder import (
@@ -28,9 +28,16 @@ def start(
     overrides: Sequence[str],
     *,
     num_processes: int | None,
-    strict: bool = False,
+    options: Sequence[str] = (),
 ) -> int:
     """Check everything that can be checked beforehand, then launch and wait.
+
+    Args:
+        strategy: of the launch, or a launch file.
+        config_file: the run configuration.
+        overrides: of it.
+        num_processes: to start; those of the launch file if None.
+        options: of the main job, such as `--strict`.
 
     Returns:
         The exit code of the worker, from `last_start.json`; 1 if it left none and failed.
@@ -50,13 +57,13 @@ def start(
     build_val(config)
     _check_trackers(config.training.trackers)
     command = launch_command(
-        launch_file, config_file, overrides, num_processes=num_processes, strict=strict
+        launch_file, config_file, overrides, num_processes=num_processes, options=options
     )
     folder = make_run_folder(config)
     with sole_user(folder):
         print(shlex.join(command), flush=True)
         forget_last_start(folder)
-    status = run_launcher([sys.executable, "-m", "toolkit.launch.launcher", *command[1:]])
+    status = run_launcher([*LAUNCHER, *command[1:]])
     ended = read_last_start(folder) if status else None
     if ended is None and status == STOPPED:
         raise Preempted("stopped by a signal before this start could save anything; start it again")
@@ -84,10 +91,8 @@ def launch_command(
     overrides: Sequence[str],
     *,
     num_processes: int | None,
-    strict: bool = False,
+    options: Sequence[str] = (),
 ) -> list[str]:
     """Return the words of the `accelerate launch` line."""
-    processes = ["--num_processes", str(num_processes)] if num_processes else []
-    launcher = ["accelerate", "launch", "--config_file", str(launch_file), *processes]
-    options = ["--strict"] if strict else []
-    return [*launcher, str(find_main_job()), *options, "--config", str(config_file), *overrides]
+    script = [str(find_main_job()), *options, "--config", str(config_file), *overrides]
+    return ["accelerate", *launch_words(str(launch_file), num_processes, script)]

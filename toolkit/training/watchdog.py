@@ -13,6 +13,7 @@ from threading import Event, Thread
 import psutil
 
 from toolkit.errors import HangError
+from toolkit.launch.exit_code import leave_exit_code
 from toolkit.running_time import RunningTime
 
 _LOOK_EVERY_S = 0.2
@@ -135,6 +136,7 @@ class Watchdog:
             finally:
                 _kill_siblings()
         finally:
+            leave_exit_code(HangError.exit_code)
             os._exit(HangError.exit_code)
 
     def _report(self) -> None:

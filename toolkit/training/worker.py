@@ -18,9 +18,10 @@ from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.launch.check import check_launched
+from toolkit.launch.exit_code import leave_exit_code
 from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
-from toolkit.memory.hardware import GIB
+from toolkit.memory.hardware import with_unit
 from toolkit.memory.report import describe_parts
 from toolkit.training.run_folder import (
     begin_start,
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--strict", action="store_true", help="refuse to pass over a damaged checkpoint"
     )
+    parser.add_argument("--verbose", action="store_true", help="print every check")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     options = parser.parse_intermixed_args(expand_words(arguments))
     rank = int(os.environ.get("RANK", "0"))
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
         folder = make_run_folder(config)
         with sole_user(folder) if launched.rank == 0 else nullcontext():
-            return _train(config, launched, launch, folder, strict=options.strict)
+            return _train(config, launched, launch, folder, options)
     except ToolkitError as error:
         _speak(rank, str(error))
         return error.exit_code
@@ -75,11 +78,16 @@ def end_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
+    leave_exit_code(code)
     os._exit(code)
 
 
 def _train(
-    config: RunConfig, launched: Launched, launch: dict[str, Any], folder: Path, *, strict: bool
+    config: RunConfig,
+    launched: Launched,
+    launch: dict[str, Any],
+    folder: Path,
+    options: argparse.Namespace,
 ) -> int:
     summary: dict[str, Any] = {
         "exit": 0,
@@ -94,7 +102,7 @@ def _train(
         "world_size": launched.world_size,
         "parameters": config.model.sizes().parameter_count,
     }
-    say = print_line if launched.rank == 0 else _silence
+    say = _printer(launched.rank, quiet=options.quiet)
     if launched.rank == 0:
         begin_start(folder)
     stop = StopRequest()
@@ -103,7 +111,7 @@ def _train(
     # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
     with stop.listening():
         try:
-            _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
+            _run(config, launched, launch, folder, say, summary, options, stop=stop)
         except ToolkitError as error:
             sentence = str(error)
             how: dict[str, Any] = {"exit": error.exit_code, "reason": sentence}
@@ -134,9 +142,9 @@ def _run(
     folder: Path,
     say: Callable[[str], None],
     summary: dict[str, Any],
+    options: argparse.Namespace,
     *,
     stop: StopRequest,
-    strict: bool,
 ) -> None:
     # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -150,14 +158,22 @@ def _run(
     summary["estimated_peak_memory_bytes"] = estimate.total
     try:
         run = build_run(config, launched, folder)
-        for line in header(config, run, launched, folder):
+        for line in header(config, run, launched, folder, verbose=options.verbose):
             say(line)
         for note in launch["notes"]:
             say(f"note       {note}")
         if warning := warning_before(estimate, _memory_of(run.engine.device)):
             say(warning)
         with _watched(run.engine, config, folder, summary) as mark:
-            loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
+            loop = Loop(
+                run,
+                folder,
+                say,
+                estimate=estimate,
+                stop=stop,
+                mark=mark,
+                strict=options.strict,
+            )
             if launched.rank == 0:
                 write_description(folder, config, launch, _devices(run.engine.device))
             start_trackers(run.engine.accelerator, config)
@@ -172,7 +188,7 @@ def _run(
         reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
         raise OutOfMemoryError(
             f"out of memory on rank {launched.rank}: {reason}; "
-            f"estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
+            f"estimated {with_unit(estimate.total)} per rank at {estimate.moment}: "
             f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
         ) from None
 
@@ -225,8 +241,10 @@ def _is_out_of_memory(error: Exception) -> bool:
     return own or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
-def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> list[str]:
-    """Return the lines printed before the first step."""
+def header(
+    config: RunConfig, run: Any, launched: Launched, folder: Path, *, verbose: bool
+) -> list[str]:
+    """Return the lines printed before the first step; `verbose` shows every check."""
     import torch.distributed as dist
 
     backend = dist.get_backend() if dist.is_initialized() else "none"
@@ -239,9 +257,15 @@ def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> lis
         f"batch      {run.plan.describe()}",
         f"data       {len(run.batches.dataset.stream):,} tokens, "
         f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
-        *(f"in force   {fact}" for fact in run.facts),
+        *_checks(run.facts, verbose=verbose),
         *(f"differs    {difference}" for difference in run.differing),
     ]
+
+
+def _checks(facts: Sequence[str], *, verbose: bool) -> list[str]:
+    if verbose:
+        return [f"check      {fact}" for fact in facts]
+    return [f"checks     {len(facts)} checks passed (--verbose shows each)"]
 
 
 def _groups(launched: Launched) -> str:
@@ -266,8 +290,13 @@ def print_line(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _silence(line: str) -> None:
-    pass
+def _printer(rank: int, *, quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line of the run on rank 0, or warnings alone, and nothing elsewhere."""
+    if rank:
+        return lambda line: None
+    if not quiet:
+        return print_line
+    return lambda line: print_line(line) if line.startswith("warning") else None
 
 
 def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:

@@ -1,7 +1,6 @@
 """What one arm is asked to do, and the global batches that every arm and the reference share."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -9,7 +8,7 @@ from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.loss import IGNORE_INDEX
-from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
+from toolkit.model.sizes import PADDED_VOCAB_SIZE, Loss, ModelSizes
 from toolkit.program.settings import StepSettings
 
 TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)
@@ -49,7 +48,7 @@ class Case:
     grad_clip: float = 0.55
     lr: float | None = None
     dropout: float = 0.0
-    loss: Literal["plain", "chunked"] = "plain"
+    loss: Loss = "plain"
     activation_checkpointing: bool = False
     compile: bool = False
     incomplete_window: bool = False
