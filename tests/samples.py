@@ -133,12 +133,12 @@ def _each_nearest(block: list[str], left: list[str], seen: Callable[[str], str])
     lines = []
     for line in block:
         likeness = [_likeness(line, other, seen) for other in left]
-        if line == "..." or not likeness:
+        if line == "...":
             lines.append(line)
-            continue
-        best = likeness.index(max(likeness))
-        lines.append(line if likeness[best] == 1 else left[best])
-        left = left[best + 1 :]
+        elif likeness:
+            best = likeness.index(max(likeness))
+            lines.append(line if likeness[best] == 1 else left[best])
+            left = left[best + 1 :]
     return lines
 
 
