@@ -129,17 +129,17 @@ def nearest(shown: str, printed: str, seen: Callable[[str], str]) -> str:
 
 
 def _each_nearest(block: list[str], left: list[str], seen: Callable[[str], str]) -> list[str]:
-    """Return each line as it is, or the one most like it of those that follow the last one."""
-    lines = []
+    """Return each line, or what is printed in its place: the next, or after `...` the most like."""
+    lines: list[str] = []
     for line in block:
-        likeness = [_likeness(line, other, seen) for other in left]
         if line == "...":
             lines.append(line)
-        elif likeness:
-            best = likeness.index(max(likeness))
+        elif left:
+            likeness = [_likeness(line, other, seen) for other in left]
+            best = likeness.index(max(likeness)) if lines[-1:] == ["..."] else 0
             lines.append(line if likeness[best] == 1 else left[best])
             left = left[best + 1 :]
-    return lines
+    return lines if lines[-1:] == ["..."] else lines + left
 
 
 def _likeness(shown: str, printed: str, seen: Callable[[str], str]) -> float:

@@ -181,6 +181,7 @@ def test_a_sample_is_like_what_differs_in_numbers_alone(
         ("old words\n", "new\nwords\n", "new\nwords\n"),
         ("step 1\n...\nit carries on\n", "step 2\nmore\nit goes on\n", "step 1\n...\nit goes on\n"),
         ("...\nhead\na row\nof 2\n", "x\nhead\nrow\nwith\n3\n", "...\nhead\nrow\nwith\n3\n"),
+        ("head\nold\n...\nz\n", "head\nnew words\nold too\nz\n", "head\nnew words\n...\nz\n"),
         ("a ... z\nmemory 1\n", "a b z\nmemory of 2\n", "a ... z\nmemory of 2\n"),
     ],
 )
