@@ -164,6 +164,7 @@ def test_a_fault_put_in_on_purpose_is_caught(fault: str) -> None:
     assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("strategy", "command"),
     [
