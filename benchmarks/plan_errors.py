@@ -139,9 +139,7 @@ def left_out(examples: list[Example], predictor: Predictor) -> Iterator[tuple[Ex
         costs = fit_costs(others) if predictor is by_kind else None
         for one in (each for each in same if each.row["model"] == model):
             seconds = (
-                predict(one.program, costs, one.network).step_s
-                if costs
-                else predictor(others, one)
+                predict(one.program, costs, one.network).step_s if costs else predictor(others, one)
             )
             yield one, seconds / one.step_s
 
@@ -155,7 +153,9 @@ def error_rows(examples: list[Example]) -> list[tuple[str, ...]]:
             errors = [abs(ratio - 1) for one, ratio in ratios if gpu in ("all", one.gpu)]
             p90 = quantiles(errors, n=10)[-1]
             fitted = "the same GPU's rows of all other model sizes"
-            table.append((name, gpu, str(len(errors)), f"{fmean(errors):.1%}", f"{p90:.1%}", fitted))
+            table.append(
+                (name, gpu, str(len(errors)), f"{fmean(errors):.1%}", f"{p90:.1%}", fitted)
+            )
     return table
 
 
