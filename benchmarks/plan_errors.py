@@ -146,7 +146,7 @@ def left_out(examples: list[Example], predictor: Predictor) -> Iterator[tuple[Ex
 
 def error_rows(examples: list[Example]) -> list[tuple[str, ...]]:
     """Return the error table."""
-    table = [("method", "GPU", "rows", "mape", "p90", "fitted on")]
+    table: list[tuple[str, ...]] = [("method", "GPU", "rows", "mape", "p90", "fitted on")]
     for name, predictor in (("by kind", by_kind), ("constant MFU", constant_mfu)):
         ratios = list(left_out(examples, predictor))
         for gpu in ("all", *dict.fromkeys(each.gpu for each in examples)):

@@ -11,7 +11,7 @@ them, which take multiprocessors and memory bandwidth.
 
 from typing import NamedTuple
 
-from toolkit.program.events import Collective, Compute, Kind, Program
+from toolkit.program.events import Collective, Compute, Program
 
 
 class Amounts(NamedTuple):
@@ -67,9 +67,9 @@ def amounts_of(program: Program) -> Amounts:
     return Amounts(matmul, attention, moved, launches, collective)
 
 
-def seconds_by_kind(program: Program, costs: Costs) -> dict[Kind, float]:
+def seconds_by_kind(program: Program, costs: Costs) -> dict[str, float]:
     """Return the seconds of each kind of module in a step."""
-    found: dict[Kind, float] = {}
+    found: dict[str, float] = {}
     for section in program.sections:
         for event in section.events:
             if isinstance(event, Compute):

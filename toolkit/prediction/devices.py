@@ -8,6 +8,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from toolkit.errors import UsageError
@@ -110,14 +111,11 @@ def widest_use() -> Use:
     """Return the span over all GPUs that were measured, for one that was not."""
     known = list(_measured_use().values())
     columns = list(zip(*(use.middle for use in known), strict=True))
-    *slow, _ = map(min, columns)
-    *fast, _ = map(max, columns)
-    *middle, _ = (sum(column) / len(column) for column in columns)
-    launches = [use.middle.launch_s for use in known]
+    slow, fast = Shares(*map(min, columns)), Shares(*map(max, columns))
     return Use(
-        slow=Shares(*slow, launch_s=max(launches)),
-        middle=Shares(*middle, launch_s=sum(launches) / len(launches)),
-        fast=Shares(*fast, launch_s=min(launches)),
+        slow=slow._replace(launch_s=fast.launch_s),
+        middle=Shares(*map(fmean, columns)),
+        fast=fast._replace(launch_s=slow.launch_s),
         least=min(use.least for use in known),
         most=max(use.most for use in known),
     )

@@ -150,9 +150,10 @@ class _Clocks:
     def _shift(self, seconds: float) -> None:
         self.now_s += seconds
         self.used_s += seconds
-        for clocks in (self.network_s, self.over_s):
-            for key in clocks:
-                clocks[key] += seconds
+        for group in self.network_s:
+            self.network_s[group] += seconds
+        for collective in self.over_s:
+            self.over_s[collective] += seconds
 
     def follow(self, event: Event) -> None:
         """Move the clocks by one event."""
