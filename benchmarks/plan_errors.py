@@ -97,7 +97,7 @@ class Example:
         return 6 * self._int("n_params") + 12 * layers * width * seq
 
 
-Predictor = Callable[[list[Example], Example], float]
+Fit = Callable[[list[Example]], Callable[[Example], float]]
 
 
 def read_examples() -> list[Example]:
@@ -119,36 +119,32 @@ def fit_costs(examples: list[Example]) -> Costs:
     return costs
 
 
-def by_kind(others: list[Example], one: Example) -> float:
-    """Return seconds predicted by costs fitted to the others."""
-    return predict(one.program, fit_costs(others), one.network).step_s
+def by_kind(others: list[Example]) -> Callable[[Example], float]:
+    """Return what predicts seconds by costs fitted to the others."""
+    costs = fit_costs(others)
+    return lambda one: predict(one.program, costs, one.network).step_s
 
 
-def constant_mfu(others: list[Example], one: Example) -> float:
-    """Return seconds predicted by the median MFU of the others; peaks cancel out."""
+def constant_mfu(others: list[Example]) -> Callable[[Example], float]:
+    """Return what predicts seconds by the median MFU of the others, all on one GPU."""
     rate = median(each.model_flops * float(each.row["tokens_per_s_per_gpu"]) for each in others)
-    tokens_per_s = rate / one.model_flops
-    return one.step_s * float(one.row["tokens_per_s_per_gpu"]) / tokens_per_s
+    return lambda one: one.step_s * float(one.row["tokens_per_s_per_gpu"]) * one.model_flops / rate
 
 
-def left_out(examples: list[Example], predictor: Predictor) -> Iterator[tuple[Example, float]]:
+def left_out(examples: list[Example], fit: Fit) -> Iterator[tuple[Example, float]]:
     """Yield each example with predicted by published seconds, its own model left out."""
     for gpu, model in dict.fromkeys((each.gpu, each.row["model"]) for each in examples):
         same = [each for each in examples if each.gpu == gpu]
-        others = [each for each in same if each.row["model"] != model]
-        costs = fit_costs(others) if predictor is by_kind else None
+        predict_s = fit([each for each in same if each.row["model"] != model])
         for one in (each for each in same if each.row["model"] == model):
-            seconds = (
-                predict(one.program, costs, one.network).step_s if costs else predictor(others, one)
-            )
-            yield one, seconds / one.step_s
+            yield one, predict_s(one) / one.step_s
 
 
 def error_rows(examples: list[Example]) -> list[tuple[str, ...]]:
     """Return the error table."""
     table: list[tuple[str, ...]] = [("method", "GPU", "rows", "mape", "p90", "fitted on")]
-    for name, predictor in (("by kind", by_kind), ("constant MFU", constant_mfu)):
-        ratios = list(left_out(examples, predictor))
+    for name, fit in (("by kind", by_kind), ("constant MFU", constant_mfu)):
+        ratios = list(left_out(examples, fit))
         for gpu in ("all", *dict.fromkeys(each.gpu for each in examples)):
             errors = [abs(ratio - 1) for one, ratio in ratios if gpu in ("all", one.gpu)]
             p90 = quantiles(errors, n=10)[-1]
