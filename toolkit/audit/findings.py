@@ -55,10 +55,10 @@ def _alone(seen: Seen) -> Iterator[Finding]:
     if launched > 1 and seen.world_size == 1:
         text = f"{launched} processes were launched, but each trains alone: no process group"
         yield Finding("ranks_train_alone", where, text)
-    elif seen.world_size > 1 and seen.steps:
-        if not any(step.reducing_micro_steps for step in seen.steps):
-            text = f"{seen.world_size} ranks never reduce their gradients: each trains alone"
-            yield Finding("ranks_train_alone", seen.steps[0].step_line, text)
+    reduces = any(step.reducing_micro_steps for step in seen.steps)
+    if seen.world_size > 1 and seen.steps and not reduces:
+        text = f"{seen.world_size} ranks never reduce their gradients: each trains alone"
+        yield Finding("ranks_train_alone", seen.steps[0].step_line, text)
 
 
 def _reductions(seen: Seen) -> Iterator[Finding]:

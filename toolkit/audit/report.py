@@ -61,8 +61,8 @@ def _step_lines(number: int, step: Step) -> Iterator[str]:
     mode = step.mode or "-"
     asked = f" (asked: {step.asked})" if step.asked else ""
     yield (
-        f"step {number}    {step.micro_steps} micro-steps, {step.reducing_micro_steps} reduce, mode "
-        f"{mode}{asked}, gradients {step.division}, {step.held_gradient_bytes:,} bytes held"
+        f"step {number}    {step.micro_steps} micro-steps, {step.reducing_micro_steps} reduce, "
+        f"mode {mode}{asked}, gradients {step.division}, {step.held_gradient_bytes:,} bytes held"
     )
     for phase, kinds in step.phases.items():
         calls = (f"{n['calls']} {kind}, {n['bytes']:,} bytes" for kind, n in kinds.items())

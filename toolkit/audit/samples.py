@@ -48,7 +48,7 @@ class GradientSamples:
         return take
 
     def take_own(self) -> list[torch.Tensor | None]:
-        """Return each parameter's elements of the micro-step that ended; the next starts at zero."""
+        """Return each parameter's elements of the ended micro-step."""
         own = [self._own.get(number) for number in range(len(self._parameters))]
         self._own = {}
         return own

@@ -51,10 +51,7 @@ class Step:
 
 def join_steps(ranks: Sequence[dict[str, Any]]) -> list[Step]:
     """Return the steps that every rank has seen."""
-    return [
-        _join(steps, ranks)
-        for steps in zip(*(rank["steps"] for rank in ranks), strict=False)
-    ]
+    return [_join(steps, ranks) for steps in zip(*(rank["steps"] for rank in ranks), strict=False)]
 
 
 def _join(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) -> Step:
@@ -76,7 +73,7 @@ def _join(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) ->
         asked_line=asks[0]["holding_line"] if asks else None,
         collectives=collectives,
         phases=first["traffic"],
-        held_gradient_bytes=max((m["held_bytes"] or 0 for s in steps for m in s["micro_steps"])),
+        held_gradient_bytes=max(m["held_bytes"] or 0 for s in steps for m in s["micro_steps"]),
         division=_division(steps, ranks),
         backward_line=micro_steps[-1]["line"],
         step_line=first["step_line"],
@@ -91,9 +88,9 @@ def _mode(reduced: list[dict[str, int]]) -> str | None:
     earlier = [sum(found.values()) for found in reduced[:-1]]
     if not any(earlier):
         return "replicated"
-    if "all_reduce" in reduced[-1] and "reduce_scatter" in reduced[-1]:
-        if not any("all_reduce" in found for found in reduced[:-1]):
-            return "deferred"
+    is_hybrid = {"all_reduce", "reduce_scatter"} <= set(reduced[-1])
+    if is_hybrid and not any("all_reduce" in found for found in reduced[:-1]):
+        return "deferred"
     return "sharded" if min(earlier) >= _EQUAL * last else "mixed"
 
 

@@ -33,9 +33,7 @@ _LOOKED_AT = 8
 class Subject:
     """Found at the first backward, when models are wrapped and optimizers built."""
 
-    def __init__(
-        self, heard: Callable[[Any], None], before_forward: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, heard: Callable[[Any], None], before_forward: Callable[[Any], None]) -> None:
         self.roots = find_roots()
         self.samples = GradientSamples(self.roots)
         self._batch: str | None = None
@@ -202,7 +200,7 @@ def _deepspeed_settings(engine: Any) -> dict[str, Any]:
 
 
 def describe_process() -> dict[str, Any]:
-    """Return this process's place, versions and most memory."""
+    """Return this process's place and versions."""
     is_group = dist.is_available() and dist.is_initialized()
     versions = {}
     for package in ("torch", "accelerate", "transformers", "deepspeed", "lightning"):
@@ -210,14 +208,17 @@ def describe_process() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    unit = 1 if sys.platform == "darwin" else 1024
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {
         "rank": dist.get_rank() if is_group else int(os.environ.get("RANK", "0")),
         "world_size": dist.get_world_size() if is_group else 1,
         "launched_world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "versions": versions,
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else rss,
-        "device": "cuda" if on_gpu else "cpu",
     }
+
+
+def peak_memory_bytes() -> int:
+    """Return the most bytes allocated on this process's GPU, or resident without one."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -68,6 +68,7 @@ class Watch:
         self.window: Window | None = None
         self.done: list[dict[str, Any]] = []
         self.subject: Any = None
+        self.facts: dict[str, Any] = {}
         self.optimizers: list[tuple[Any, str | None]] = []
         self.first_ties: set[tuple[str, ...]] = set()
         self.phase = "forward"
@@ -195,6 +196,8 @@ class Watch:
             self.window.has_stepped = True
             self.window.stepped.add(id(optimizer))
             self.window.step_line = self.window.step_line or their_line()
+            if not self.facts:
+                self.facts = self._facts()
 
     def _end_window(self) -> None:
         if self.window is None or not self.window.has_stepped:
@@ -218,20 +221,25 @@ class Watch:
         beside.write_text(json.dumps(report))
         beside.replace(path)
 
-    def _describe(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
+        """Return what holds for all steps, while models, optimizers and process group are there."""
         from toolkit.audit.subject import describe_process
 
+        if self.subject is None:
+            return describe_process()
         live = [(ref(), line) for ref, line in self.optimizers if ref() is not None]
-        found = {
-            **describe_process(),
-            "main": getattr(sys.modules.get("__main__"), "__file__", None),
+        return {**describe_process(), **self.subject.describe(live, self.first_ties)}
+
+    def _describe(self) -> dict[str, Any]:
+        from toolkit.audit.subject import peak_memory_bytes
+
+        return {
+            **(self.facts or self._facts()),
+            "peak_memory_bytes": peak_memory_bytes(),
             "steps": self.done,
             "problem": self.problem,
             "overhead_s": self.overhead_s,
         }
-        if self.subject is not None:
-            found |= self.subject.describe(live, self.first_ties)
-        return found
 
     def finish(self) -> None:
         """Take everything off again."""

@@ -53,10 +53,10 @@ class Window:
     def hear(self, phase: str, call: Collective) -> None:
         """Note a collective, and whether it reduces a micro-step's gradients."""
         add_traffic(self._traffic, phase, call)
-        is_reduction = call.kind in ("all_reduce", "reduce_scatter") or call.kind == "other"
-        if phase != "forward" and is_reduction and call.elements > _BOOKKEEPING:
-            if not self.has_stepped and self._micro_steps:
-                self._micro_steps[-1]["reduced"][call.kind] += call.elements * call.itemsize
+        is_reduction = call.kind != "all_gather"
+        is_before_step = phase != "forward" and self._micro_steps and not self.has_stepped
+        if is_reduction and is_before_step and call.elements > _BOOKKEEPING:
+            self._micro_steps[-1]["reduced"][call.kind] += call.elements * call.itemsize
 
     def take_applied(self) -> None:
         """Take the gradient that the optimizer is about to use, unclipped where that is seen."""
