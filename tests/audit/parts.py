@@ -28,7 +28,7 @@ def batches(seed: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tenso
     generator = torch.Generator().manual_seed(100 + seed)
     while True:
         tokens = torch.randint(VOCABULARY, (4, 9), generator=generator)
-        yield tokens[:, :-1], tokens[:, 1:]
+        yield tokens[:, :-1], tokens[:, 1:].clone()
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

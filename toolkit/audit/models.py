@@ -31,10 +31,16 @@ def plain_name(name: str) -> str:
 
 
 def parameters_of(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each trained parameter once, by its plain name."""
+    """Yield each trained parameter once, by its plain name; of FSDP2's the sharded one.
+
+    Between a forward and the end of its backward a sharded module can have its whole parameters.
+    """
+    roots = list(roots)
+    sharded = {id(whole): part for part, whole in whole_parameters(roots)}
     seen: set[int] = set()
     for root in roots:
-        for name, parameter in root.named_parameters():
+        for name, present in root.named_parameters():
+            parameter = sharded.get(id(present), present)
             if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield plain_name(name), parameter
@@ -66,6 +72,15 @@ def fsdp2_units(roots: Iterable[nn.Module]) -> list[Any]:
     fsdp = loaded("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", ())
     return [module for root in roots for module in root.modules() if isinstance(module, kind)]
+
+
+def whole_parameters(roots: Iterable[nn.Module]) -> Iterator[tuple[Any, Any]]:
+    """Yield each parameter that FSDP2 has sharded, and the leaf that backward reaches."""
+    for unit in fsdp2_units(roots):
+        group = unit._get_fsdp_state()._fsdp_param_group
+        for part in group.fsdp_params if group is not None else ():
+            if hasattr(part, "_unsharded_param"):
+                yield part.sharded_param, part._unsharded_param
 
 
 def describe_engine(roots: list[nn.Module]) -> str:

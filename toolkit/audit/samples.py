@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.audit.models import deepspeed_engine, fsdp2_units, parameters_of
+from toolkit.audit.models import deepspeed_engine, parameters_of, whole_parameters
 
 ELEMENTS = 512
 """Elements of all parameters together, or one per parameter where there are more."""
@@ -29,7 +29,7 @@ class GradientSamples:
         self._picks = [_picks(_size(parameter), share) for parameter in self._parameters]
         self._own: dict[int, torch.Tensor] = {}
         self.fired: set[int] = set()
-        leaves = _unsharded(roots)
+        leaves = {id(part): whole for part, whole in whole_parameters(roots)}
         self._handles = []
         for number, parameter in enumerate(self._parameters):
             leaf = leaves.get(id(parameter), parameter)
@@ -92,17 +92,6 @@ def _pick(part: torch.Tensor, picks: torch.Tensor, start: int) -> torch.Tensor:
     found = torch.full((len(picks),), math.nan, device=part.device)
     found[inside.to(part.device)] = part[places[inside].to(part.device)].float()
     return found
-
-
-def _unsharded(roots: list[nn.Module]) -> dict[int, torch.Tensor]:
-    """Return for each parameter that FSDP2 has sharded the leaf that backward reaches."""
-    leaves = {}
-    for unit in fsdp2_units(roots):
-        group = unit._get_fsdp_state()._fsdp_param_group
-        for part in group.fsdp_params if group is not None else ():
-            if hasattr(part, "_unsharded_param"):
-                leaves[id(part.sharded_param)] = part._unsharded_param
-    return leaves
 
 
 def _held(parameter: Any) -> tuple[int, torch.Tensor | None]:

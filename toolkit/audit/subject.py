@@ -52,7 +52,7 @@ class Subject:
     def trained(self) -> list[torch.nn.Module]:
         """Return the roots that a backward has reached."""
         fired = self.samples.fired
-        return [r for r in self.roots if any(id(p) in fired for p in r.parameters())]
+        return [r for r in self.roots if any(id(p) in fired for _, p in parameters_of([r]))]
 
     def note_batch(self, inputs: Any) -> None:
         """Keep a hash of all tensors that a model is called with."""
