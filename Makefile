@@ -78,8 +78,7 @@ docs: $(READY)
 # Outputs in the documents that are no longer what is printed, rewritten in place by the tests that
 # compare them. Numbers that may differ from run to run stay.
 samples: $(READY)
-	$(BIN)/pytest --rewrite-samples -k "show or with_75" tests/test_samples.py tests/wheel \
-		tests/distributed/test_equivalence.py tests/checkpoint/test_crashes.py
+	$(BIN)/pytest --rewrite-samples -m sample
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

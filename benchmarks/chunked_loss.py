@@ -184,7 +184,7 @@ def measured(configuration: Configuration) -> int:
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
     engine = build_from(configuration.settings(device="cpu"), launched, seed=0, lr=1e-3)
-    engine.start_moments(1)
+    engine.state.start_moments(1)
     micro_batches = random_micro_batches(configuration)
     with measure_peak(engine.device) as peak:
         train_step(engine, micro_batches, lr=1e-3)

@@ -20,8 +20,8 @@ from toolkit.program.readers.traffic import read_traffic
 from toolkit.program.settings import Device
 from toolkit.program.step import write_step
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.verify.arm import most_held, watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
+from toolkit.verify.worker import HeldGradients
 
 FIRST_TOKENS = 256
 """Of each sequence in the first step, which the reference computes in fp64 on one rank."""
@@ -79,14 +79,13 @@ def prove(trainer: CaseTrainer, first: FirstStep, *, split_steps: int) -> dict[s
     # The second holds most: what engines set up again after the first lies beside the rest.
     with measure_peak(engine.device) as peak:
         trainer.step()
-    with watch_held_gradients(engine) as held, CollectiveCounter() as counter:
-        trainer.step()
+    held = HeldGradients(engine)
+    with CollectiveCounter() as counter:
+        trainer.step([held])
     return {
         "agreement": agreement,
-        **check_counts(trainer, counter, held_bytes=most_held(engine, held)),
-        "peak_memory_bytes": int(
-            engine.max_over_ranks(torch.tensor(peak.bytes, device=engine.device))
-        ),
+        **check_counts(trainer, counter, held_bytes=held.most_bytes()),
+        "peak_memory_bytes": int(engine.ranks.max(torch.tensor(peak.bytes, device=engine.device))),
         "split": measure_split(engine, trainer.step, steps=split_steps),
     }
 
@@ -102,7 +101,7 @@ def _train_first(trainer: CaseTrainer, first: FirstStep) -> Agreement | None:
         # Having seen two shapes, it would compile for any, which is slower than for one.
         torch._dynamo.reset()
     found = {
-        "loss": float(trainer.engine.sum_over_ranks(result.loss_share)),
+        "loss": float(trainer.engine.ranks.sum(result.loss_share)),
         "grad_norm": float(result.grad_norm),
     }
     return agree(found, first.reference) if first.reference else None
@@ -136,7 +135,7 @@ def check_counts(
         DisagreementError: a count is another.
     """
     # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
-    above = len(list(trainer.engine.named_parameters())) + 1
+    above = len(list(trainer.engine.module.named_parameters())) + 1
     traffic = {kind: counter.traffic(kind, above=above) for kind in KINDS}
     device: Device = "cuda" if trainer.engine.device.type == "cuda" else "cpu"
     settings = settings_of(trainer.case, device)

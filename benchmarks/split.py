@@ -16,17 +16,17 @@ timed.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.record import Split
 from toolkit.engines.engine import Engine
+from toolkit.training.callback import Callback, Phase
 
-Phase = Literal["forward", "backward", "optimizer"]
 NS = 1e-9
 _COLLECTIVE = "nccl"
 """All kernels of NCCL, and of RCCL, have names that begin with it."""
@@ -47,15 +47,19 @@ class Turn(NamedTuple):
     busy_s: float
 
 
-class PhaseClock:
-    """Follows a step through its phases; `stop` ends the last one."""
+class PhaseClock(Callback):
+    """Follows a step through its phases; `stop` ends the last one.
+
+    What an engine still does once the last micro-batch is through, such as reducing a whole
+    window's gradients, belongs to the backward pass.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.turns: list[Turn] = []
         self._started: tuple[Phase, int, float] | None = None
 
-    def enter(self, phase: Phase) -> None:
+    def on_phase(self, phase: Phase) -> None:
         """End the current phase, if there is one, and start another."""
         self.stop()
         self._started = (phase, time.time_ns(), time.thread_time())
@@ -71,56 +75,26 @@ class PhaseClock:
         self._started = None
 
 
-def measure_split(engine: Engine, run_step: Callable[[Engine], object], *, steps: int) -> Split:
+def measure_split(
+    engine: Engine, run_step: Callable[[Sequence[Callback]], object], *, steps: int
+) -> Split:
     """Return the mean seconds per step of each part, over some steps on this rank.
 
     Args:
         engine: the case's.
-        run_step: updates once, with the engine that it is given.
+        run_step: updates once, with the callbacks that it is given.
         steps: how many.
     """
     clock = PhaseClock(engine.device)
-    followed = cast(Engine, FollowedEngine(engine, clock))
     on_gpu = engine.device.type == "cuda"
     watch = profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()
     with watch as recorded:
         for _ in range(steps):
-            clock.enter("forward")
-            run_step(followed)
+            clock.on_phase("forward")
+            run_step([clock])
             clock.stop()
     kernels = _kernels(recorded) if recorded is not None else None
     return split_turns(clock.turns, kernels, steps=steps)
-
-
-class FollowedEngine:
-    """An engine whose calls move a clock from phase to phase.
-
-    What an engine still does once the last micro-batch is through, such as reducing a whole
-    window's gradients, belongs to the backward pass.
-    """
-
-    def __init__(self, engine: Engine, clock: PhaseClock) -> None:
-        self.engine = engine
-        self.clock = clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def accumulate(self, micro_batches: Sequence[Any]) -> Iterator[Any]:
-        """Begin each micro-batch with its forward pass."""
-        for micro_batch in self.engine.accumulate(micro_batches):
-            self.clock.enter("forward")
-            yield micro_batch
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Begin a backward pass."""
-        self.clock.enter("backward")
-        self.engine.backward(loss)
-
-    def clip_and_step(self) -> torch.Tensor:
-        """Begin the update."""
-        self.clock.enter("optimizer")
-        return self.engine.clip_and_step()
 
 
 def split_turns(

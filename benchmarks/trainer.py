@@ -21,6 +21,7 @@ from toolkit.errors import NonFiniteError
 from toolkit.model.gpt2 import GPT2
 from toolkit.program.settings import StepSettings
 from toolkit.training.build import TIED, check_compiler
+from toolkit.training.callback import Callback
 from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, StepResult, train_step
 
@@ -48,9 +49,9 @@ class CaseTrainer:
         self.steps_done = 0
         self.drawn = self._read() if case.data == "synthetic" else None
 
-    def step(self, engine: Engine | None = None) -> StepResult:
+    def step(self, callbacks: Sequence[Callback] = ()) -> StepResult:
         """Update once; on real data reading it is part of a step, as in a run."""
-        return train_step(engine or self.engine, self.drawn or self._read(), lr=LR)
+        return train_step(self.engine, self.drawn or self._read(), lr=LR, callbacks=callbacks)
 
     def _read(self) -> list[MicroBatch]:
         batches = self.batches.micro_batches(self.steps_done)
@@ -115,7 +116,6 @@ def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: flo
     )
     if settings.compile:
         check_compiler()
-        model.compile_blocks()
     model.to(PartialState().device)
     config = OptimizerConfig.model_validate({"name": settings.optimizer, "lr": lr})
     optimizer = build_optimizer(model, config)
@@ -136,4 +136,5 @@ def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: flo
         accumulation=settings.accumulation,
         precision=settings.precision,
         grad_clip=GRAD_CLIP,
+        compile_blocks=settings.compile,
     )

@@ -47,7 +47,7 @@ def train(model: nn.Module, folder: Path, blocks: Sequence[type[nn.Module]] = ()
             waves = global_batch(step).to(device).split(plan.micro_batch_size)
             own = [(w[:, :-1], w[:, 1:].contiguous()) for w in waves[launched.rank :: size]]
             result = train_step(engine, own, lr=1e-2)
-            losses.append(engine.sum_over_ranks(result.loss_share).item())
+            losses.append(engine.ranks.sum(result.loss_share).item())
             if launched.rank == 0:
                 print(f"step {step + 1:>2} | loss {losses[-1]:.6f}", flush=True)
             if (step + 1) % 6 == 0:

@@ -113,23 +113,33 @@ def masked(text: str) -> str:
 
 
 def nearest(shown: str, printed: str, seen: Callable[[str], str]) -> str:
-    """Return `shown` with each line that is not printed replaced by the one most like it.
-
-    `...` stays where it is. What is printed and was never shown stays unshown, unless the sample
-    has no `...` at all: then all of it is shown.
-    """
-    if "..." not in shown:
-        return printed
-    left, lines = printed.splitlines(), []
-    for line in shown.splitlines():
-        likeness = [_likeness(line, other, seen) for other in left]
-        if line == "..." or not likeness:
-            lines.append(line)
-            continue
-        best = likeness.index(max(likeness))
-        lines.append(line if likeness[best] == 1 else left[best])
-        del left[: best + 1]
+    """Return `shown` with what is no longer printed replaced; `...` stays where it is."""
+    old, new = shown.splitlines(), printed.splitlines()
+    alike = SequenceMatcher(None, [*map(seen, old)], [*map(seen, new)], autojunk=False)
+    lines = []
+    for tag, first, last, new_first, new_last in alike.get_opcodes():
+        block, replacement = old[first:last], new[new_first:new_last]
+        if tag == "equal":
+            lines += block
+        elif any("..." in line for line in block):
+            lines += _each_nearest(block, replacement, seen)
+        else:
+            lines += replacement
     return "".join(f"{line}\n" for line in lines)
+
+
+def _each_nearest(block: list[str], left: list[str], seen: Callable[[str], str]) -> list[str]:
+    """Return each line, or what is printed in its place: the next, or after `...` the most like."""
+    lines: list[str] = []
+    for line in block:
+        if line == "...":
+            lines.append(line)
+        elif left:
+            likeness = [_likeness(line, other, seen) for other in left]
+            best = likeness.index(max(likeness)) if lines[-1:] == ["..."] else 0
+            lines.append(line if likeness[best] == 1 else left[best])
+            left = left[best + 1 :]
+    return lines if lines[-1:] == ["..."] else lines + left
 
 
 def _likeness(shown: str, printed: str, seen: Callable[[str], str]) -> float:

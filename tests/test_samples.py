@@ -102,6 +102,7 @@ def test_a_command_that_does_not_exist_is_found(line: str, words: str) -> None:
         check_words(*line.split())
 
 
+@pytest.mark.sample
 def test_a_typing_error_is_reported_as_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_typing_error_is_reported_as_shown(
     sample(command).assert_is(printed_by(command, capsys, monkeypatch))
 
 
+@pytest.mark.sample
 def test_the_estimate_is_the_one_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_the_demos_figures_are_those_of_its_file() -> None:
     assert summary.startswith(f"done: {steps} steps, {tokens}, {parameters}, fsdp2 on 2\n")
 
 
+@pytest.mark.sample
 def test_the_demos_memory_is_what_its_file_names() -> None:
     launched = Launched(
         "fsdp2", rank=0, local_rank=0, world_size=2, replicas=1, precision=DEMO.precision
@@ -177,6 +180,8 @@ def test_a_sample_is_like_what_differs_in_numbers_alone(
     [
         ("old words\n", "new\nwords\n", "new\nwords\n"),
         ("step 1\n...\nit carries on\n", "step 2\nmore\nit goes on\n", "step 1\n...\nit goes on\n"),
+        ("...\nhead\na row\nof 2\n", "x\nhead\nrow\nwith\n3\n", "...\nhead\nrow\nwith\n3\n"),
+        ("head\nold\n...\nz\n", "head\nnew words\nold too\nz\n", "head\nnew words\n...\nz\n"),
         ("a ... z\nmemory 1\n", "a b z\nmemory of 2\n", "a ... z\nmemory of 2\n"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from toolkit.checkpoint.saver import Saver
-from toolkit.checkpoint.state import read_state, shapes_of
+from toolkit.checkpoint.state import shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.training_state import TrainingState, read_training_state
 from toolkit.config import load_run_config
@@ -23,6 +23,7 @@ from toolkit.engines.strategies import Strategy, check_installed, replicas_of
 from toolkit.program.readers.peak import Peak
 from toolkit.program.settings import Device, settings_of_run
 from toolkit.program.step import estimate_peak
+from toolkit.training.resume import load, newest_good
 from toolkit.training.run_folder import package_versions
 
 _TIMEOUT_S = 600.0
@@ -101,16 +102,11 @@ class Checkpoints:
         Raises:
             UntrustedError: there are checkpoints, but none of them is good, or another model's.
         """
-        engine = self._engine
-        found, _ = self._store.newest_good(
-            rank=engine.rank, world_size=engine.world_size, gather=engine.gather_from_ranks
-        )
+        found, _ = newest_good(self._engine, self._store)
         if found is None:
             return 0
         state = read_training_state(found)
-        read_state(engine, found, with_moments=state.moments, updates=state.updates)
-        if state.loss_scale and engine.loss_scale:
-            engine.load_loss_scale(state.loss_scale)
+        load(self._engine, found, state)
         return state.step
 
     def save(self, step: int, *, tokens: int = 0) -> Path:
@@ -126,7 +122,7 @@ class Checkpoints:
             updates=step,
             tokens=tokens,
             moments=step > 0 and "betas" in engine.optimizer.param_groups[0],
-            loss_scale=engine.loss_scale,
+            loss_scale=engine.state.loss_scale,
             strategy=engine.launched.strategy,
             world_size=engine.world_size,
             shapes=shapes_of(engine),

@@ -45,8 +45,4 @@ def unseen_buckets(engine: Engine) -> int:
 
 def clear_gradients(engine: Engine, *, set_to_none: bool) -> None:
     """Free the gradients between steps, or zero them."""
-
-    def clear() -> None:
-        engine.optimizer.zero_grad(set_to_none=set_to_none)
-
-    engine._clear_gradients = clear  # type: ignore[method-assign]
+    engine.set_to_none = set_to_none

@@ -59,7 +59,7 @@ def measure(configuration: Configuration, launched: Launched) -> dict[str, objec
         peaks = [_measured_step(engine, micro_batches) for _ in range(MEASURED_STEPS)]
     peak = max(peaks, key=lambda peak: peak.bytes)
     hidden = knobs.unseen_buckets(engine)
-    fullest = engine.max_over_ranks(torch.tensor(peak.bytes - lingering + hidden))
+    fullest = engine.ranks.max(torch.tensor(peak.bytes - lingering + hidden))
     return {"peak": int(fullest), **_parts(engine, peak, configuration)}
 
 

@@ -1,20 +1,19 @@
 """The toolkit as a person runs it: `launch/train.py` under `accelerate launch`, with a run's file.
 
-All that is added is the waiting for turns, where the loop marks its progress.
+All that is added is the waiting for turns, as a callback.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import yaml
 
 from benchmarks.overhead.turns import LoopOrder, Turns, main
 from benchmarks.overhead.workload import GRAD_CLIP, LR, SEED
 from toolkit.training import worker
-from toolkit.training.loop import Loop
+from toolkit.training.callback import Callback, Progress
 
 LONGEST_WAIT_S = 3600.0
 
@@ -50,25 +49,27 @@ def run_file(order: LoopOrder) -> dict[str, Any]:
     }
 
 
+class TakingTurns(Callback):
+    """Waits for its turn before each step."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def at_start(self, progress: Progress) -> None:
+        """Wait before the first step."""
+        self.turns.before_step(progress.step)
+
+    def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
+        """Note the loss, and wait before the next step."""
+        self.turns.loss(progress.loss)
+        self.turns.before_step(progress.step)
+
+
 def train(order: LoopOrder, turns: Turns) -> None:
     """Run the worker until there are no more turns."""
-
-    class TakingTurns(Loop):
-        """Waits at the top of the loop."""
-
-        def __init__(self, *args: Any, mark: Callable[[int], None], **options: Any) -> None:
-            def wait_and_mark(step: int) -> None:
-                if self.report.loss is not None:
-                    turns.loss(self.report.loss)
-                turns.before_step(step)
-                mark(step)
-
-            super().__init__(*args, mark=wait_and_mark, **options)
-
     file = order.folder / f"run_{os.environ['RANK']}.yaml"
     file.write_text(yaml.safe_dump(run_file(order)))
-    with patch("toolkit.training.loop.Loop", TakingTurns):
-        sys.exit(worker.main(["--config", str(file)]))
+    sys.exit(worker.main(["--config", str(file)], callbacks=[TakingTurns(turns)]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests.samples import sample
 from toolkit.training.run_folder import sole_user
 
 
+@pytest.mark.sample
 def test_a_signal_ends_with_75_and_the_next_start_is_exact(job: Job, straight: str) -> None:
     """In the first step, in an evaluation, while saving, and between two micro-steps."""
     for fault in ("step:0:1:usr1", "evaluate:0:1:term", "half:0:4:int", "backward:0:3:term"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from tests.inference.conftest import random_model, save
@@ -63,6 +64,19 @@ def test_bits_per_byte_of_worked_numbers(
     assert (found.tokens, found.bytes) == (4, 18)
     assert found.bits_per_byte == pytest.approx(12 / 18, rel=1e-6)
     assert found.perplexity == pytest.approx(8, rel=1e-6)
+
+
+def test_a_text_is_read_with_the_models_own_tokenizer(run_file: Path, tmp_path: Path) -> None:
+    words = {"<|endoftext|>": 0, "one": 1, "two": 2}
+    own = Tokenizer(models.WordLevel(words, unk_token="one"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own.save(str(tmp_path / "own.json"))
+    source = find_source(save(run_file, random_model(run_file), 5))
+    trained = read_trained(source, device=torch.device("cpu"), tokenizer=str(tmp_path / "own.json"))
+    text = tmp_path / "text.txt"
+    text.write_text("one two two")
+    with open_tokens(trained, text) as dataset:
+        assert dataset.stream.read(0, len(dataset.stream)).tolist() == [0, 1, 2, 2]
 
 
 def test_every_step_is_evaluated_in_turn(run_file: Path, run: Path) -> None:

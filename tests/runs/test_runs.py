@@ -81,7 +81,7 @@ def test_a_step_is_placed_by_tokens_and_hours(make: Make) -> None:
     assert run.places("step") == [1, 2]
     assert run.places("tokens") == [512, 1024]
     assert run.places("hours") == pytest.approx([0.01, 0.02])
-    assert (run.place_of(0, "hours"), run.place_of(2, "hours")) == (0.0, pytest.approx(0.02))
+    assert run.places_of([0, 2], "hours") == [0.0, pytest.approx(0.02)]
 
 
 @pytest.mark.parametrize("by", ["step", "tokens", "hours"])

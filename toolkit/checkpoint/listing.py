@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit.checkpoint.store import CheckpointStore, damaged_files, find_damage, read_manifest
+from toolkit.checkpoint.store import (
+    CheckpointStore,
+    damaged_files,
+    find_damage,
+    read_manifest,
+    step_name,
+    step_of,
+)
 from toolkit.checkpoint.training_state import read_training_state
 from toolkit.counted import counted
 from toolkit.errors import UntrustedError, UsageError
@@ -61,9 +68,9 @@ def choose_checkpoint(run: Path, step: int | None) -> Path:
         found, _ = CheckpointStore(run / "checkpoints").newest_good()
         assert found is not None
         return found
-    checkpoint = run / "checkpoints" / f"step_{step:08d}"
+    checkpoint = run / "checkpoints" / step_name(step)
     if checkpoint not in committed:
-        steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in committed)
+        steps = ", ".join(str(step_of(path)) for path in committed)
         raise UsageError(f"{run} has no checkpoint of step {step}; there are {steps}")
     if damage := list(find_damage(checkpoint)):
         raise UntrustedError("; ".join(damage))

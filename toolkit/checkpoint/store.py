@@ -27,6 +27,16 @@ _FILE = re.compile(rf"{re.escape(STATE)}|rank_\d{{5}}\.safetensors")
 _UNFINISHED = (".partial", ".deleted")
 
 
+def step_name(step: int) -> str:
+    """Return the name of the folder with the checkpoint of a step."""
+    return f"step_{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the completed steps that a folder so named is the checkpoint of."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 class CheckpointStore:
     """The checkpoints of one run, under `folder`."""
 
@@ -35,7 +45,7 @@ class CheckpointStore:
 
     def partial(self, step: int) -> Path:
         """Return where the checkpoint of `step` is written."""
-        return self.folder / f"step_{step:08d}.partial"
+        return self.folder / f"{step_name(step)}.partial"
 
     def begin(self, step: int) -> None:
         """Make an empty folder for `step`, and clear away what crashes left."""
@@ -182,7 +192,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Fingerprint]:
         raise UntrustedError(f"{path} cannot be read") from None
     if not same:
         raise UntrustedError(f"{path} is not what was written")
-    if checkpoint.name != f"step_{step:08d}":
+    if checkpoint.name != step_name(step):
         raise UntrustedError(f"{checkpoint} holds the checkpoint of step {step}")
     for name in files:
         if not _FILE.fullmatch(name):

@@ -37,7 +37,7 @@ class TrainingState:
         updates: optimizer updates; below `step` where one was skipped as non-finite.
         tokens: trained on so far.
         moments: whether there are AdamW moments.
-        loss_scale: of fp16, see `Engine.loss_scale`.
+        loss_scale: of fp16, see `EngineState.loss_scale`.
         strategy, world_size: what wrote it; it can be read under any other.
         shapes: of every whole parameter.
         config: the resolved run configuration.

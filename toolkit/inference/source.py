@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.checkpoint.listing import choose_checkpoint, committed_checkpoints
-from toolkit.checkpoint.store import MANIFEST
+from toolkit.checkpoint.store import MANIFEST, step_of
 from toolkit.errors import UsageError
 from toolkit.runs.record import find_run
 
@@ -53,11 +53,6 @@ def find_all(path: Path) -> list[Source]:
     run = find_run(path)
     steps = [step_of(checkpoint) for checkpoint in committed_checkpoints(run)]
     return [_checkpoint(choose_checkpoint(run, step)) for step in steps]
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the completed updates of a step folder."""
-    return int(checkpoint.name.removeprefix("step_"))
 
 
 def _checkpoint(folder: Path) -> Source:

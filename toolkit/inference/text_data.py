@@ -40,9 +40,10 @@ def open_tokens(trained: Trained, data: Path | None) -> Iterator[TokenDataset]:
 
 
 def _prepared(trained: Trained, text: Path, folder: Path) -> TokenStream:
+    from toolkit.data.encode import Encoding
     from toolkit.data.prepare import prepare
 
-    prepare([text], folder, processes=1)
+    prepare([text], folder, processes=1, encoding=Encoding(trained.tokenizer_source))
     return TokenStream(folder, vocab_size=trained.sizes.vocab_size)
 
 

@@ -13,6 +13,7 @@ from toolkit.checkpoint.state import PortableState
 from toolkit.checkpoint.training_state import read_training_state
 from toolkit.data.index import read_index
 from toolkit.data.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
+from toolkit.data.vocabulary import VOCABULARY_NAME
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.inference.source import Source
 from toolkit.model.gpt2 import GPT2
@@ -33,6 +34,7 @@ class Trained:
     """A model in evaluation mode, in fp32.
 
     Attributes:
+        tokenizer: opened; `tokenizer_source` is what `open_tokenizer` was given.
         config: of the run, resolved; empty for weights in transformers' layout.
     """
 
@@ -40,6 +42,7 @@ class Trained:
     model: GPT2
     sizes: ModelSizes
     tokenizer: Tokenizer
+    tokenizer_source: str
     config: dict[str, Any]
 
     @property
@@ -88,7 +91,8 @@ def read_trained(source: Source, *, device: torch.device, tokenizer: str | None 
     """
     if source.run is None:
         sizes, weights, config = _exported(source.folder)
-        chosen = open_tokenizer(tokenizer or _exported_tokenizer(source.folder))
+        tokenizer = tokenizer or find_tokenizer(source.folder) or VOCABULARY_NAME
+        chosen = open_tokenizer(tokenizer)
     else:
         state = read_training_state(source.folder)
         config = state.config
@@ -96,14 +100,16 @@ def read_trained(source: Source, *, device: torch.device, tokenizer: str | None 
             raise UsageError(f"{source.folder} was written by a loop that is not the toolkit's")
         sizes = _sizes(config["model"])
         weights = _read_checkpoint(source.folder, state.shapes)
-        chosen = open_tokenizer(tokenizer or _tokenizer_of_data(config["data"]["train"]))
+        tokenizer = tokenizer or _tokenizer_of_data(config["data"]["train"])
+        chosen = open_tokenizer(tokenizer)
         _check_tokenizer(source, chosen, state.data.get("vocabulary_sha256", []))
     # The sum of the loss is never taken over all logits at once.
     with torch.device("meta"):
         model = GPT2(sizes, loss="chunked")
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
-    return Trained(source, model.eval().requires_grad_(False).to(device), sizes, chosen, config)
+    model = model.eval().requires_grad_(False).to(device)
+    return Trained(source, model, sizes, chosen, tokenizer, config)
 
 
 def _read_checkpoint(folder: Path, shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
@@ -128,11 +134,6 @@ def _sizes(model: dict[str, Any]) -> ModelSizes:
     return ModelSizes(**{name: model[name] for name in _THEIR_NAMES})
 
 
-def _exported_tokenizer(folder: Path) -> str:
-    """The folder's own file, but GPT-2's own where that is what it spells out."""
-    return find_tokenizer(folder) or "gpt2"
-
-
 def _tokenizer_of_data(train: Any) -> str:
     names = [train] if isinstance(train, str) else train
     for folder in map(Path, names):
@@ -140,7 +141,7 @@ def _tokenizer_of_data(train: Any) -> str:
             return file
         if folder.is_dir() and (index := read_index(folder)):
             return index.vocabulary.name
-    return "gpt2"
+    return VOCABULARY_NAME
 
 
 def _check_tokenizer(source: Source, tokenizer: Tokenizer, recorded: list[str]) -> None:

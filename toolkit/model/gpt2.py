@@ -181,11 +181,6 @@ class GPT2(nn.Module):
         """[B, T] int64, as `Transformer.extend` -> logits of what comes next, [B, vocab_size]."""
         return self.lm_head(self.transformer.extend(tokens, cache)[:, -1])
 
-    def compile_blocks(self) -> None:
-        """Compile each block in place, which leaves parameter names as they are."""
-        for block in self.transformer.h:
-            block.compile()
-
     def _initialise(self, n_layer: int) -> None:
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):

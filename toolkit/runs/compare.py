@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from toolkit.memory.hardware import GIB
 from toolkit.runs.record import RunRecord
 
 # Where a run is kept says nothing about it.
@@ -80,4 +81,4 @@ def _ratio(
 
 
 def _peak_gib(run: RunRecord) -> float | None:
-    return None if run.peak_memory_bytes is None else run.peak_memory_bytes / 2**30
+    return None if run.peak_memory_bytes is None else run.peak_memory_bytes / GIB

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from toolkit.memory.hardware import GIB
 from toolkit.runs.record import Axis, RunRecord
 
-GIB = 2**30
 AXES: dict[Axis, str] = {"step": "step", "tokens": "tokens", "hours": "hours of training steps"}
 
 
@@ -46,7 +46,8 @@ def curves_of(run: RunRecord, panel: Panel, axis: Axis) -> list[Curve]:
     ]
     curves = [_curve(run.name, points)] if points else []
     if panel.key == "loss" and run.evaluations:
-        points = [(run.place_of(found["step"], axis), found["loss"]) for found in run.evaluations]
+        places = run.places_of([found["step"] for found in run.evaluations], axis)
+        points = list(zip(places, (found["loss"] for found in run.evaluations), strict=True))
         curves.append(_curve(f"{run.name}, validation", points, is_validation=True))
     return curves
 

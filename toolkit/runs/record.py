@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -88,14 +89,11 @@ class RunRecord:
             return [seconds / 3600 for seconds in accumulate(r["step_s"] for r in self.train)]
         return [record[axis] for record in self.train]
 
-    def place_of(self, step: int, axis: Axis) -> float:
-        """Return where a step is on an axis, 0 before the first."""
-        done = [
-            place
-            for record, place in zip(self.train, self.places(axis), strict=True)
-            if record["step"] <= step
-        ]
-        return done[-1] if done else 0.0
+    def places_of(self, steps: Sequence[int], axis: Axis) -> list[float]:
+        """Return where each of some steps is on an axis, 0 before the first trained one."""
+        trained = [record["step"] for record in self.train]
+        places = [0.0, *self.places(axis)]
+        return [places[bisect_right(trained, step)] for step in steps]
 
 
 def find_run(path: Path) -> Path:

@@ -15,7 +15,7 @@ class MetricsLog:
     Args:
         path: the file; what it holds beyond `last_step` is dropped at the first record, which does
             it again: a start that fails before leaves the file as it was.
-        last_step: updates that the run carries on from; 0 starts the file anew.
+        last_step: completed steps that the run resumes from; 0 starts the file anew.
 
     Attributes:
         earlier: the records of the steps before this start.
@@ -66,7 +66,7 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the records of a `metrics.jsonl`, none if it is not there.
 
-    A line that is no record is passed over: a crash tears the one that is being written.
+    A line that is no record is skipped: a crash tears the one that is being written.
 
     Raises:
         UsageError: the file cannot be read.

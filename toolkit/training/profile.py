@@ -1,6 +1,6 @@
 """A trace of some steps by PyTorch's profiler, to be looked at in Perfetto."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from toolkit.engines.engine import Engine
 from toolkit.errors import SaveError
+from toolkit.training.callback import Callback, Log, Progress
 
 _LARGEST = 10
 
 
-class Profile:
+class Profile(Callback):
     """Profiles the updates from a first to a last step, on every rank.
 
     Each rank writes `rank_00000.json.gz`, which https://ui.perfetto.dev opens, and
@@ -24,25 +25,21 @@ class Profile:
         folder: to write to; made when there is something to write.
         engine: whose rank and device these are.
         steps: the first and the last, counted from 1; None profiles nothing.
-        say: prints on rank 0.
+        log: for the folder.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        engine: Engine,
-        steps: tuple[int, ...] | None,
-        say: Callable[[str], None],
+        self, folder: Path, engine: Engine, steps: tuple[int, ...] | None, log: Log
     ) -> None:
         self.folder = folder
         self.engine = engine
         self.steps = steps
-        self.say = say
+        self.log = log
         self._profiler: Any = None
 
     @contextmanager
-    def during_update(self, step: int, *, done: int) -> Iterator[None]:
-        """Record a step that is to be; the first two of a start are watched otherwise.
+    def during_update(self, progress: Progress) -> Iterator[None]:
+        """Record a step that is to be; the first two of a start are checked and measured.
 
         Raises:
             SaveError: what was recorded cannot be written.
@@ -50,8 +47,9 @@ class Profile:
         if self.steps is None:
             yield
             return
+        step = progress.step + 1
         first, last = self.steps
-        if self._profiler is None and first <= step <= last and done > 1:
+        if self._profiler is None and first <= step <= last and progress.done > 1:
             self._profiler = profile(activities=self._activities())
             self._profiler.start()
         yield
@@ -76,4 +74,4 @@ class Profile:
             trace.with_name(f"rank_{self.engine.rank:05d}.txt").write_text(table)
         except (OSError, RuntimeError) as error:
             raise SaveError(f"{self.folder}: the profile cannot be written: {error}") from None
-        self.say(f"profile    {trace.parent}, for https://ui.perfetto.dev")
+        self.log(f"profile    {trace.parent}, for https://ui.perfetto.dev")

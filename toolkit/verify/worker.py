@@ -1,18 +1,16 @@
-"""One launched process of an arm: run each case in turn and leave what it did as files.
+"""One process of a launch: run each case in turn and leave what was found as a file.
 
 Started by `accelerate launch` with a shipped launch file, like any run; one launch serves all cases
 of a strategy, for starting processes takes longer than training them.
 """
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,78 +32,82 @@ from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.traffic import read_reductions
 from toolkit.program.step import write_step
 from toolkit.training.build import TIED
+from toolkit.training.callback import Callback, Phase
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
 from toolkit.training.worker import end_process
 from toolkit.verify.cases import Case, global_batch
-from toolkit.verify.controls import CONTROLS, Break, break_nothing
-from toolkit.verify.outcome import Outcome, write_outcome
+from toolkit.verify.controls import Control, Fault, no_fault
+from toolkit.verify.outcome import FOUND, Outcome, Work
 from toolkit.verify.reference import Trajectory
 
 
-def main(order_file: Path) -> None:
-    """Run the cases and controls of an order file, which also says where the results go."""
-    order = json.loads(order_file.read_text())
-    sizes = ModelSizes(**order["sizes"])
+def main(work_file: Path) -> None:
+    """Run the cases and controls of a file that holds a `Work`; write what was found beside it."""
+    work: Work = torch.load(work_file, weights_only=False)
     launched = read_launch(os.environ)
-    start_process_group(launched, timeout=timedelta(seconds=order["timeout_s"]))
+    start_process_group(launched, timeout=timedelta(seconds=work.timeout_s))
     lift_time_limits()  # the owner ends it all after as long
-    results = Path(order["results"])
-    for number, fields in enumerate(order["cases"]):
-        _write(results / f"case_{number:03d}", run_case(Case(**fields), sizes, launched), launched)
-    for number, name in enumerate(order["controls"]):
-        control = next(control for control in CONTROLS if control.name == name)
-        stem = results / f"control_{number:03d}"
-        try:
-            outcome = run_case(control.case, sizes, launched, break_it=control.break_it)
-        except ToolkitError as error:
-            stem.with_suffix(".refused").write_text(str(error))
-        else:
-            _write(stem, outcome, launched)
+    found = (
+        [run_case(case, work.sizes, launched) for case in work.cases],
+        [run_control(control, work.sizes, launched) for control in work.controls],
+    )
+    if launched.rank == 0:
+        torch.save(found, work_file.with_name(FOUND))
     if dist.is_initialized():
         # Left to the interpreter's end, gloo's threads now and then abort the process.
         dist.destroy_process_group()
 
 
-def _write(stem: Path, outcome: Outcome, launched: Launched) -> None:
-    if launched.rank == 0:
-        write_outcome(stem, outcome)
+def run_control(control: Control, sizes: ModelSizes, launched: Launched) -> Outcome | str:
+    """Run a control's case with its fault; return the sentence if it is refused."""
+    try:
+        return run_case(control.case, sizes, launched, fault=control.fault)
+    except ToolkitError as error:
+        return str(error)
 
 
 def run_case(
-    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
+    case: Case, sizes: ModelSizes, launched: Launched, *, fault: Fault = no_fault
 ) -> Outcome:
     """Train for a few steps under the launched strategy, with every safeguard of a run in place.
 
     Args:
         case: what to do.
-        sizes: the model, but for what the case itself says of it.
+        sizes: the model, but for what the case itself sets.
         launched: the strategy and this process's place in it.
-        break_it: what to put out of order in the engine before it is checked.
+        fault: what to put out of order in the engine before it is checked.
     """
-    engine = build_case(case, sizes, launched, break_it=break_it)
-    gradients = _capture_gradients(engine)
+    engine = build_case(case, sizes, launched, fault=fault)
     counter = CollectiveCounter()
     losses, grad_norms = [], []
+    gradients = FirstGradients(engine)
     for step in range(case.steps):
         torch.manual_seed(case.seed + 1000 * step + launched.rank)
         micro_batches = own_micro_batches(case, sizes, engine, step)
         lr = lr_at(step, case.optimizer_config(), steps=case.steps)
-        with watch_held_gradients(engine) as held, _watch(engine, case, sizes, step, counter):
-            result = train_step(engine, micro_batches, lr=lr)
-        losses.append(engine.sum_over_ranks(result.loss_share).item())
+        held = HeldGradients(engine)
+        with _watch(engine, case, sizes, step, counter):
+            result = train_step(engine, micro_batches, lr=lr, callbacks=[gradients, held])
+        losses.append(engine.ranks.sum(result.loss_share).item())
         grad_norms.append(float(result.grad_norm))
-    parameters = {name: engine.full_parameter(p).clone() for name, p in engine.named_parameters()}
+    named = engine.module.named_parameters()
+    parameters = {name: _kept(engine.state.full_parameter(p)) for name, p in named}
     return Outcome(
-        Trajectory(losses, grad_norms, gradients, parameters),
+        Trajectory(losses, grad_norms, gradients.by_name, parameters),
         # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
         {kind: counter.traffic(kind, above=len(parameters) + 1) for kind in KINDS},
-        held_gradient_bytes=most_held(engine, held),
-        held_gradient_dtypes=sorted({str(dtype) for at in held for dtype in at.dtypes}),
-        replica_groups=len(engine.replica_groups()),
+        held_gradient_bytes=held.most_bytes(),
+        held_gradient_dtypes=sorted(map(str, held.dtypes)),
+        replica_groups=len(engine.state.replica_groups()),
         replica_problems=replica_problems(engine),
     )
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that is no part of the engine any more."""
+    return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
 def _watch(
@@ -115,6 +117,52 @@ def _watch(
     if step == 0:
         return check_first_step(engine, reductions_of(case, sizes, engine.launched))
     return counter if step == case.steps - 1 else nullcontext()
+
+
+class FirstGradients(Callback):
+    """Keeps the averaged, unclipped gradients of the first update, by name."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.by_name: dict[str, torch.Tensor] = {}
+
+    def on_phase(self, phase: Phase) -> None:
+        """Copy them before they are clipped."""
+        if phase == "optimizer" and not self.by_name:
+            for name, parameter in self.engine.module.named_parameters():
+                self.by_name[name] = _kept(self.engine.state.full_gradient(parameter))
+
+
+class HeldGradients(Callback):
+    """What a rank holds between two micro-steps of one step: whole storages, each counted once.
+
+    Attributes:
+        bytes: before each micro-step but the first.
+        dtypes: of all that was held.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.bytes: list[int] = []
+        self.dtypes: set[torch.dtype] = set()
+        self._is_first = True
+
+    def on_phase(self, phase: Phase) -> None:
+        """Count before a forward pass."""
+        if phase == "forward" and not self._is_first:
+            gradients = list(self.engine.state.held_gradients())
+            storages = [gradient.untyped_storage() for gradient in gradients]
+            sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+            self.bytes.append(sum(sizes.values()))
+            self.dtypes |= {gradient.dtype for gradient in gradients}
+        self._is_first = False
+
+    def most_bytes(self) -> int | None:
+        """Return the most bytes that any rank held, or None after one micro-step; a collective."""
+        if not self.bytes:
+            return None
+        own = torch.tensor(max(self.bytes), device=self.engine.device)
+        return int(self.engine.ranks.max(own))
 
 
 def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductions:
@@ -130,12 +178,12 @@ def reductions_of(case: Case, sizes: ModelSizes, launched: Launched) -> Reductio
 
 
 def build_case(
-    case: Case, sizes: ModelSizes, launched: Launched, *, break_it: Break = break_nothing
+    case: Case, sizes: ModelSizes, launched: Launched, *, fault: Fault = no_fault
 ) -> Engine:
     """Build the engine of a case, in a process that may have run others before.
 
     Raises:
-        UsageError: what was asked is not in force.
+        UsageError: what was asked is not effective.
     """
     forget_engine()
     torch.manual_seed(case.seed)
@@ -146,8 +194,6 @@ def build_case(
         activation_checkpointing=case.activation_checkpointing,
         loss=case.loss,
     )
-    if case.compile:
-        model.compile_blocks()
     engine = build_engine(
         model,
         build_optimizer(model, case.optimizer_config()),
@@ -156,8 +202,9 @@ def build_case(
         accumulation=case.accumulation,
         precision=case.precision,
         grad_clip=case.grad_clip,
+        compile_blocks=case.compile,
     )
-    break_it(engine, case)
+    fault(engine, case)
     check_effective(engine, precision=case.precision, tied=TIED)
     return engine
 
@@ -176,62 +223,6 @@ def own_micro_batches(case: Case, sizes: ModelSizes, engine: Engine, step: int) 
         for micro_step in range(case.micro_steps(step))
     ]
     return [(inputs[s].to(engine.device), targets[s].to(engine.device)) for s in slots]
-
-
-def _capture_gradients(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return a dictionary that the first update fills with the averaged, unclipped gradients."""
-    captured: dict[str, torch.Tensor] = {}
-    clip_and_step = engine.clip_and_step
-
-    def capture_then_step() -> torch.Tensor:
-        if not captured:
-            for name, parameter in engine.named_parameters():
-                captured[name] = engine.full_gradient(parameter).detach().clone()
-        return clip_and_step()
-
-    engine.clip_and_step = capture_then_step  # type: ignore[method-assign]
-    return captured
-
-
-class HeldGradients(NamedTuple):
-    """What a rank holds between two micro-steps: bytes of whole storages, and their dtypes."""
-
-    bytes: int
-    dtypes: set[torch.dtype]
-
-
-@contextmanager
-def watch_held_gradients(engine: Engine) -> Iterator[list[HeldGradients]]:
-    """Give a list that grows before every micro-step but the first of each step in the block.
-
-    A storage counts once, however many views of it there are.
-    """
-    held: list[HeldGradients] = []
-    accumulate = engine.accumulate
-
-    def watch(micro_batches: Sequence[Any]) -> Iterator[Any]:
-        for micro_step, micro_batch in enumerate(accumulate(micro_batches)):
-            if micro_step:
-                gradients = list(engine.held_gradients())
-                storages = [gradient.untyped_storage() for gradient in gradients]
-                sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-                dtypes = {gradient.dtype for gradient in gradients}
-                held.append(HeldGradients(sum(sizes.values()), dtypes))
-            yield micro_batch
-
-    engine.accumulate = watch  # type: ignore[method-assign]
-    try:
-        yield held
-    finally:
-        engine.accumulate = accumulate  # type: ignore[method-assign]
-
-
-def most_held(engine: Engine, held: Sequence[HeldGradients]) -> int | None:
-    """Return the most bytes that any rank held, or None without any; a collective."""
-    if not held:
-        return None
-    own = max(at.bytes for at in held)
-    return int(engine.max_over_ranks(torch.tensor(own, device=engine.device)))
 
 
 if __name__ == "__main__":
