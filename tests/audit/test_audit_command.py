@@ -98,7 +98,7 @@ def test_a_command_that_is_not_there_is_one_sentence() -> None:
 @pytest.mark.distributed
 def test_a_torchrun_launch_is_named_with_its_line() -> None:
     script = HERE / "faults" / "reduces_every_micro_step.py"
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = run("-m", "toolkit", "audit", "--json", "--", sys.executable, *launch, str(script))
     report = json.loads(found.stdout)
     assert (report["engine"], report["world_size"]) == ("DDP", 2)

@@ -33,7 +33,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
 @pytest.mark.parametrize("script", FAULTS, ids=lambda script: script.stem)
 def test_a_fault_is_named_with_its_line(reports: dict[str, Report], script: Path) -> None:
     found = {finding.name: finding.where for finding in reports[script.stem].findings}
-    name = script.stem.removesuffix("_fsdp2")
+    name = script.stem.partition("__")[0]
     assert name in found, found
     lines = script.read_text().splitlines()
     marked = [number for number, line in enumerate(lines, 1) if line.endswith("# FAULT")]

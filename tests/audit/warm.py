@@ -5,6 +5,8 @@ What `sitecustomize` does in a fresh process is done by hand here.
 """
 
 import atexit
+import gc
+import importlib
 import os
 import runpy
 import socket
@@ -65,8 +67,11 @@ def main(out: Path, scripts: list[Path]) -> None:
 
     import toolkit.audit.subject  # noqa: F401
 
-    if any("deepspeed" in script.read_text() for script in scripts):
-        import deepspeed  # noqa: F401
+    text = "".join(script.read_text() for script in scripts)
+    for library in ("deepspeed", "transformers", "lightning.fabric"):
+        if f"{library} import" in text or f"import {library}" in text:
+            importlib.import_module(library)
+    gc.freeze()
     sys.path.insert(0, str(Path(__file__).parent))
     for script in scripts:
         code = run_script(script, out / script.stem, 1 if script.stem == "single" else 2)
