@@ -72,5 +72,14 @@ def run_command(
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
-    """Return the reports of all ranks, in their order."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    """Return the reports of all ranks, in their order.
+
+    Of several processes with one rank, such as its data workers, the one that trained counts.
+    """
+    ranks: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        report = json.loads(path.read_text())
+        known = ranks.get(report["rank"])
+        if known is None or len(report["steps"]) > len(known["steps"]):
+            ranks[report["rank"]] = report
+    return [ranks[rank] for rank in sorted(ranks)]

@@ -12,6 +12,14 @@ _SAME = 0.01
 """Relative difference up to which two numbers of targets or clipping values are the same."""
 
 
+_EFFECTS = {
+    "reduces_every_micro_step": "costly",
+    "command_failed": "unseen",
+    "watch_failed": "unseen",
+    "nothing_watched": "unseen",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fault: a name that stays, a line of the script or None, and a sentence."""
@@ -22,7 +30,12 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return it under its names."""
-        return asdict(self)
+        return {**asdict(self), "effect": self.effect}
+
+    @property
+    def effect(self) -> str:
+        """Return "costly", "unseen" where the audit itself is incomplete, or "wrong"."""
+        return _EFFECTS.get(self.name, "wrong")
 
 
 @dataclass(frozen=True)
@@ -70,12 +83,24 @@ def _reductions(seen: Seen) -> Iterator[Finding]:
         return
     reason = "it asks to hold them back" if step.asked else "whole gradients are held anyway"
     bytes_ = sum(found["bytes"] for found in step.collectives.values())
+    every, once = sum(step.reduced_bytes), step.reduced_bytes[-1]
     text = (
-        f"gradients are reduced at each of {step.micro_steps} micro-steps, though {reason}: the "
-        f"step moves {bytes_:,} bytes, and its reductions {step.micro_steps} times what one takes"
+        f"gradients are reduced at each of {step.micro_steps} micro-steps, though {reason}. "
+        f"Reducing once a step would save {every - once:,} of the {bytes_:,} bytes that its "
+        f"collectives move{_held_instead(seen, step, held_anyway)}"
     )
     where = step.asked_line or step.backward_line
     yield Finding("reduces_every_micro_step", where, text)
+
+
+def _held_instead(seen: Seen, step: Step, held_anyway: bool) -> str:
+    if held_anyway:
+        return ", and hold nothing more"
+    whole = int(seen.first["parameter_bytes"])
+    return (
+        f", and hold about {whole:,} bytes of gradients between micro-steps on each rank (in the "
+        f"dtype of the parameters), now {step.held_gradient_bytes:,}"
+    )
 
 
 def _division(seen: Seen) -> Iterator[Finding]:
@@ -89,7 +114,10 @@ def _division(seen: Seen) -> Iterator[Finding]:
             return
         if step.division.startswith("lost"):
             number = step.division.removeprefix("lost ")
-            text = f"the gradient of micro-step {number} of {step.micro_steps} is not in the update"
+            text = (
+                f"the gradient of micro-step {number} of {step.micro_steps} is not in the update, "
+                "or on each rank its own alone"
+            )
             yield Finding("micro_step_lost", step.step_line, text)
             return
 
@@ -213,7 +241,7 @@ def _left_over(seen: Seen) -> Iterator[Finding]:
 def _changes(seen: Seen) -> Iterator[Finding]:
     accumulates = any(step.micro_steps > 1 for step in seen.steps)
     for text in changes_that_apply(seen.first, accumulates=accumulates):
-        yield Finding("changed_default", None, text)
+        yield Finding("changed_default", seen.optimizer_line, text)
 
 
 _RULES: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
@@ -242,7 +270,8 @@ def find(ranks: Sequence[dict[str, Any]], steps: Sequence[Step], code: int) -> l
     """
     found = []
     if code:
-        found.append(Finding("command_failed", None, f"the command ended with exit code {code}"))
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
+        found.append(Finding("command_failed", None, f"the command ended with {ending}"))
     for rank in ranks:
         if rank["problem"]:
             last = rank["problem"].strip().splitlines()[-1]

@@ -133,6 +133,23 @@ def memberships(
     }
 
 
+def groups_of(roots: list[nn.Module], optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return learning rate, weight decay and parameters' names of each group of an optimizer.
+
+    What belongs to no model, such as DeepSpeed's flat partitions, is counted and has no name.
+    """
+    names = {id(p): name for name, p in parameters_of(roots)}
+    return [
+        {
+            "lr": float(group["lr"]) if "lr" in group else None,
+            "weight_decay": group.get("weight_decay"),
+            "parameters": [names[id(p)] for p in group["params"] if id(p) in names],
+            "others": sum(id(p) not in names for p in group["params"]),
+        }
+        for group in optimizer.param_groups
+    ]
+
+
 def _deepspeed_parameters(engine: Any) -> list[nn.Parameter]:
     from toolkit.engines.deepspeed_internals import OPTIMIZERS, compute_parameters
 

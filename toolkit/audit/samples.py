@@ -58,7 +58,7 @@ class GradientSamples:
         parts = _deepspeed_parts(deepspeed_engine(self._roots))
         found: list[torch.Tensor | None] = []
         for parameter, picks in zip(self._parameters, self._picks, strict=True):
-            start, part = parts.get(id(parameter)) or _held(parameter)
+            start, part = (parts.get(id(parameter)) if parts else _held(parameter)) or (0, None)
             found.append(None if part is None else _pick(part, picks, start))
         return found
 

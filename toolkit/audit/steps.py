@@ -20,6 +20,7 @@ class Step:
         asked_line: where it does.
         collectives: of rank 0, calls and bytes by kind.
         phases: the same by phase.
+        reduced_bytes: of gradients, by each micro-step of rank 0.
         division: see `division.describe_division`.
     """
 
@@ -31,6 +32,7 @@ class Step:
     collectives: dict[str, dict[str, int]]
     phases: dict[str, dict[str, dict[str, Any]]]
     held_gradient_bytes: int
+    reduced_bytes: tuple[int, ...]
     division: str
     backward_line: str | None
     step_line: str | None
@@ -45,6 +47,7 @@ class Step:
             "collectives": self.collectives,
             "collectives_by_phase": self.phases,
             "held_gradient_bytes": self.held_gradient_bytes,
+            "reduced_bytes": list(self.reduced_bytes),
             "gradients": self.division,
         }
 
@@ -74,6 +77,7 @@ def _join(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) ->
         collectives=collectives,
         phases=first["traffic"],
         held_gradient_bytes=max(m["held_bytes"] or 0 for s in steps for m in s["micro_steps"]),
+        reduced_bytes=tuple(sum(found.values()) for found in reduced),
         division=_division(steps, ranks),
         backward_line=micro_steps[-1]["line"],
         step_line=first["step_line"],
@@ -101,5 +105,5 @@ def _division(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]
     settings = ranks[0].get("deepspeed")
     clipped = settings is not None and settings["gradient_clipping"] > 0
     is_whole = ranks[0].get("engine") in ("plain", "DDP")
-    factors = fit_factors(steps, observer=0 if is_whole else None)
+    factors = fit_factors(steps, is_whole=is_whole)
     return describe_division(factors, world_size, clipped)

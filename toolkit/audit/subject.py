@@ -17,6 +17,7 @@ from toolkit.audit.models import (
     describe_engine,
     find_roots,
     fsdp2_units,
+    groups_of,
     loaded,
     memberships,
     parameters_of,
@@ -150,7 +151,11 @@ class Subject:
             "engine": describe_engine(trained),
             "wrappers": [type(root).__name__ for root in trained],
             "memberships": memberships(trained, [optimizer for optimizer, _ in optimizers]),
-            "optimizers": [{"kind": type(o).__name__, "line": line} for o, line in optimizers],
+            "optimizers": [
+                {"kind": type(o).__name__, "line": line, "groups": groups_of(trained, o)}
+                for o, line in optimizers
+            ],
+            "parameter_bytes": sum(_whole_bytes(p) for _, p in self._parameters()),
             "ties": ties_of(trained),
             "untied": [list(tie) for tie in lost],
             "untied_embeddings": any(untied_embeddings(root) for root in trained),
@@ -175,6 +180,10 @@ def _plain(names: set[str]) -> set[str]:
 
 def _local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def _whole_bytes(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel())) * int(parameter.element_size())
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ forward or backward begins. Everything here reads: nothing of the script's is ch
 number drawn, no collective issued. If something here fails the watch ends, and the file says why.
 """
 
-import atexit
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -43,7 +44,8 @@ def _safely(note: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(note)
     def noted(self: "Watch", *arguments: Any, **settings: Any) -> None:
-        if self.is_over or threading.get_ident() != self.thread:
+        is_elsewhere = (os.getpid(), threading.get_ident()) != (self.process, self.thread)
+        if self.is_over or is_elsewhere:
             return
         try:
             note(self, *arguments, **settings)
@@ -78,7 +80,22 @@ class Watch:
             optimizers.register_optimizer_step_pre_hook(self._before_step),
             optimizers.register_optimizer_step_post_hook(self._after_step),
         ]
-        atexit.register(self._at_exit)
+        self._finish_at_exit()
+        # A process that multiprocessing starts forgets what was to be done at its parent's exit.
+        multiprocessing.util.register_after_fork(self, Watch._after_fork)
+
+    def _finish_at_exit(self) -> None:
+        # Unlike `atexit` this is run by the children of multiprocessing as well.
+        multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
+
+    def _after_fork(self) -> None:
+        """Start anew in a child, which is a rank of its own unless its parent trains already."""
+        is_worker = self.subject is not None
+        self.process, self.thread = os.getpid(), threading.get_ident()
+        if is_worker:
+            self.is_over = True
+        else:
+            self._finish_at_exit()
 
     def _cover(self) -> None:
         import torch.optim.lr_scheduler as schedulers
@@ -263,6 +280,10 @@ class Watch:
         sys.stderr.flush()
         os._exit(0)
 
+    def _is_idle_rank(self) -> bool:
+        is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return is_launched and multiprocessing.parent_process() is None
+
     def _at_exit(self) -> None:
         """Write the last step of a script that ends before the watch does."""
         if self.is_over or os.getpid() != self.process:
@@ -271,7 +292,7 @@ class Watch:
             self.stops = False
             if self.window is not None and self.window.has_stepped:
                 self._end_window()
-            elif self.subject is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            elif self.subject is not None or self._is_idle_rank():
                 self.write()
         except Exception:
             traceback.print_exc()

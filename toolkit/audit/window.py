@@ -103,11 +103,13 @@ class Window:
 def add_traffic(traffic: dict[str, Any], phase: str, call: Collective) -> None:
     """Add one collective to calls and bytes by phase and kind."""
     kinds = traffic.setdefault(phase, {})
-    found = kinds.setdefault(call.kind, {"calls": 0, "bytes": 0, "ranks": []})
+    found = kinds.setdefault(call.kind, {"calls": 0, "bytes": 0, "ranks": [], "dtypes": []})
     found["calls"] += 1
     found["bytes"] += call.elements * call.itemsize
     if len(call.ranks) not in found["ranks"]:
         found["ranks"].append(len(call.ranks))
+    if (dtype := str(call.dtype).removeprefix("torch.")) not in found["dtypes"]:
+        found["dtypes"].append(dtype)
 
 
 def _number(norm: Any) -> float | None:

@@ -49,6 +49,7 @@ class Collective:
     itemsize: int
     ranks: tuple[int, ...]
     at_boundary: bool
+    dtype: torch.dtype | None = None
 
 
 def read_collective(
@@ -70,6 +71,7 @@ def read_collective(
         itemsize=payload[0].element_size(),
         ranks=tuple(dist.get_process_group_ranks(process_group_of(arguments))),
         at_boundary=at_boundary,
+        dtype=payload[0].dtype,
     )
 
 
