@@ -31,8 +31,8 @@ class CollectiveListener:
 
     def _cover(self, library: torch.library.Library, namespace: str, name: str) -> None:
         owner, _, operator = name.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), operator, None) if owner == namespace else 0
-        for overload in packet.overloads() if packet else ():
+        packet: Any = getattr(getattr(torch.ops, namespace), operator, None)
+        for overload in packet.overloads() if packet and owner == namespace else ():
             full = operator if overload == "default" else f"{operator}.{overload}"
             library.impl(full, self._kernel(getattr(packet, overload)), with_keyset=True)
 

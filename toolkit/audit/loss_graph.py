@@ -10,6 +10,8 @@ import torch
 
 _FACTORS = {"DivBackward0": -1, "MulBackward0": 1}
 _PASS = {"ToCopyBackward0", "ViewBackward0", "AliasBackward0", "CloneBackward0", "SqueezeBackward0"}
+_SINK = "_DDPSinkBackward"
+"""DDP's, between a model and its outputs, of which the loss may be any."""
 _NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
 _REDUCED = _NLL | {"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0"}
 _REDUCTIONS = {1: "mean", 2: "sum"}
@@ -49,6 +51,7 @@ def read_loss(loss: torch.Tensor, gradient: Any = None) -> Loss:
     if (gradient is not None and gradient.numel() != 1) or loss.numel() != 1:
         return Loss([], "unknown")
     node: Any = loss.grad_fn
+    output = loss.output_nr
     while node is not None:
         name = node.name()
         if name in _FACTORS:
@@ -57,9 +60,11 @@ def read_loss(loss: torch.Tensor, gradient: Any = None) -> Loss:
             if len(kept) != 1 or other is None or other.numel() != 1:
                 return Loss(factors, "unknown")
             factors.append((other.detach(), _FACTORS[name]))
-        elif name not in _PASS:
+        elif name not in _PASS | {_SINK}:
             return Loss(factors, *_reduction(node, name))
-        node = node.next_functions[0][0] or node.next_functions[-1][0]
+        edges = node.next_functions
+        is_sink = name == _SINK and output < len(edges)
+        node, output = edges[output] if is_sink else edges[0] if edges[0][0] else edges[-1]
     return Loss(factors, "unknown")
 
 

@@ -97,7 +97,8 @@ def describe_engine(roots: list[nn.Module]) -> str:
 
 def untied_embeddings(root: nn.Module) -> bool:
     """Whether a transformers model whose configuration ties its embeddings has two of them."""
-    for module in root.modules():
+    modules: Iterator[Any] = root.modules()
+    for module in modules:
         config = getattr(module, "config", None)
         if not getattr(config, "tie_word_embeddings", False):
             continue

@@ -62,6 +62,13 @@ class GradientSamples:
             found.append(None if part is None else _pick(part, picks, start))
         return found
 
+    def applied_dtypes(self) -> list[str]:
+        """Return the dtypes of the gradients that `applied` reads."""
+        parts = _deepspeed_parts(deepspeed_engine(self._roots))
+        held = [part for _, part in parts.values()]
+        own = [_held(parameter)[1] for parameter in self._parameters] if not parts else []
+        return sorted({str(part.dtype) for part in [*held, *own] if part is not None})
+
     def flat(self, elements: Sequence[torch.Tensor | None]) -> list[float | None]:
         """Return plain numbers of all parameters, None for what is not here."""
         numbers: list[float | None] = []

@@ -44,6 +44,7 @@ class Subject:
             root.register_forward_pre_hook(
                 lambda _, arguments, settings: before_forward((arguments, settings)),
                 with_kwargs=True,
+                prepend=True,  # before FSDP2 gathers
             )
             for root in self.roots
             # A hook would have a module compiled in place compiled again.
@@ -83,7 +84,7 @@ class Subject:
 
     def asks_to_hold(self) -> bool:
         """Whether Accelerate was told that this micro-step is not the window's last."""
-        state = getattr(loaded("accelerate.state"), "GradientState", None)
+        state: Any = getattr(loaded("accelerate.state"), "GradientState", None)
         shared = getattr(state, "_shared_state", None)
         if not shared or shared.get("sync_gradients", True):
             return False
@@ -120,8 +121,8 @@ class Subject:
                 yield _local(parameter.grad)
 
     def gradient_dtypes(self) -> list[str]:
-        """Return the dtypes of gradients that are on parameters."""
-        return sorted({str(p.grad.dtype) for _, p in self._parameters() if p.grad is not None})
+        """Return the dtypes of the gradients that an optimizer is about to use."""
+        return self.samples.applied_dtypes()
 
     def _parameters(self) -> Iterator[tuple[str, Any]]:
         return parameters_of(self.trained())

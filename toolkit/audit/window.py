@@ -21,6 +21,7 @@ class Window:
         self._micro_steps: list[dict[str, Any]] = []
         self._own: list[Any] = []
         self._applied: list[torch.Tensor | None] | None = None
+        self._gradient_dtypes: list[str] = []
         self._clips: list[tuple[Any, Any, str | None]] = []
         self._schedule: Counter[int] = Counter()
         self._schedule_line: str | None = None
@@ -63,6 +64,7 @@ class Window:
         found = self._subject.samples.applied()
         if self._applied is None:
             self._applied = found
+            self._gradient_dtypes = self._subject.gradient_dtypes()
         else:
             pairs = zip(self._applied, found, strict=True)
             self._applied = [new if old is None else old for old, new in pairs]
@@ -96,7 +98,7 @@ class Window:
             "scheduler_line": self._schedule_line,
             "step_line": self.step_line,
             "parameters": self._subject.fingerprints(),
-            "gradient_dtypes": self._subject.gradient_dtypes(),
+            "gradient_dtypes": self._gradient_dtypes,
         }
 
 

@@ -75,7 +75,7 @@ def _list(values: Sequence[Any]) -> str:
 
 
 def _dtypes(names: Sequence[str]) -> str:
-    return ", ".join(name.removeprefix("torch.") for name in names) or "none on parameters"
+    return ", ".join(name.removeprefix("torch.") for name in names) or "none seen"
 
 
 def _gradient_dtypes(ranks: Sequence[dict[str, Any]]) -> list[str]:

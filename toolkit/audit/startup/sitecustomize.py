@@ -9,9 +9,11 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 
 
-def _load_toolkit():
+def _load_toolkit() -> None:
     """Make this toolkit importable without putting its neighbours on the script's path."""
     package = os.environ["TOOLKIT_AUDIT_PACKAGE"]
     if "toolkit" not in sys.modules:
@@ -19,6 +21,7 @@ def _load_toolkit():
         spec = importlib.util.spec_from_file_location(
             "toolkit", start, submodule_search_locations=[package]
         )
+        assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["toolkit"] = module
         spec.loader.exec_module(module)
@@ -27,7 +30,9 @@ def _load_toolkit():
 class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds `torch` as all others would, and starts the watch once it is imported."""
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -35,7 +40,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def run_and_watch(module):
+            def run_and_watch(module: ModuleType) -> None:
                 run(module)
                 try:
                     _load_toolkit()
@@ -45,11 +50,11 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
                 except Exception as error:  # the script must run, watched or not
                     print(f"toolkit audit: not watching: {error!r}", file=sys.stderr)
 
-            spec.loader.exec_module = run_and_watch
+            spec.loader.exec_module = run_and_watch  # type: ignore[method-assign]
         return spec
 
 
-def _run_other():
+def _run_other() -> None:
     """Run the `sitecustomize` that this one stands in front of."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
