@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+from tests.audit.launches import HERE, ROOT, TORCHRUN, audit, run
+
 SCRIPT = """
 import torch
 from parts import Model, batches, loss_of
@@ -30,18 +29,6 @@ print([p.double().sum().item().hex() for p in model.parameters()], model._forwar
 """
 
 
-def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    path = f"{ROOT}{os.pathsep}{HERE}"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
-def audit(*command: str) -> subprocess.CompletedProcess[str]:
-    return run("-m", "toolkit", "audit", *command)
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "their.py"
@@ -54,7 +41,7 @@ def test_outputs_are_bit_equal_with_and_without_and_nothing_stays(script: Path) 
     assert plain.returncode == 0, plain.stderr
     watched = audit("--", sys.executable, str(script))
     assert watched.returncode == 0, watched.stdout + watched.stderr
-    own = watched.stdout[: watched.stdout.index("engine")]
+    own = watched.stdout[: watched.stdout.index("The run\n")]
     assert own == plain.stdout
     assert "nothing found" in watched.stdout
 
@@ -95,11 +82,11 @@ def test_a_command_that_is_not_there_is_one_sentence() -> None:
     assert found.stderr == "error: no-such-launcher cannot be started: No such file or directory\n"
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_torchrun_launch_is_named_with_its_line() -> None:
     script = HERE / "faults" / "reduces_every_micro_step.py"
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = run("-m", "toolkit", "audit", "--json", "--", sys.executable, *launch, str(script))
+    found = audit("--json", "--", sys.executable, *TORCHRUN, str(script))
     report = json.loads(found.stdout)
     assert (report["engine"], report["world_size"]) == ("DDP", 2)
     step = report["steps"][0]

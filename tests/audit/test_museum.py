@@ -1,4 +1,7 @@
-"""Historic faults in scripts of our own, each named with its line, and clean ones without any."""
+"""Historic faults in scripts of our own, each named with its line, and clean ones without any.
+
+A fault's file is named after its finding; what follows `__` is the library or the release.
+"""
 
 import os
 import subprocess
@@ -7,43 +10,91 @@ from pathlib import Path
 
 import pytest
 
+from tests.audit.launches import HERE, ROOT
 from toolkit.audit.report import Report, build_report
 
-HERE = Path(__file__).parent
+HEAVY = ("deepspeed", "DeepSpeedPlugin", "transformers", "lightning", "trainer_parts")
 FAULTS = sorted((HERE / "faults").glob("*.py"))
 CLEAN = sorted((HERE / "clean").glob("*.py"))
+RELEASES = sorted((HERE / "releases").glob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    """The reports of all scripts, from one launch."""
-    out = tmp_path_factory.mktemp("museum")
+def is_heavy(script: Path) -> bool:
+    """Whether it imports a library that takes seconds."""
+    imports = [line for line in script.read_text().splitlines() if "import " in line]
+    return any(name in line for line in imports for name in HEAVY)
+
+
+def marked(scripts: list[Path]) -> list[object]:
+    return [
+        pytest.param(script, id=script.stem, marks=[pytest.mark.long] if is_heavy(script) else [])
+        for script in scripts
+    ]
+
+
+def watch_all(out: Path, scripts: list[Path], python: str = sys.executable) -> dict[str, Report]:
+    """Return the reports of scripts, from one launch."""
     environment = {**os.environ, "HF_HOME": str(out / "home"), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(HERE.parent.parent)
-    scripts = [str(script) for script in FAULTS + CLEAN]
-    command = [sys.executable, str(HERE / "warm.py"), str(out), *scripts]
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [python, str(HERE / "warm.py"), str(out), *map(str, scripts)]
     subprocess.run(command, env=environment, check=True, timeout=280)
-    folders = [out / script.stem for script in FAULTS + CLEAN]
     return {
-        folder.name: build_report(folder, int((folder / "code").read_text())) for folder in folders
+        script.stem: build_report(folder, int((folder / "code").read_text()))
+        for script in scripts
+        for folder in [out / script.stem]
     }
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("script", FAULTS, ids=lambda script: script.stem)
-def test_a_fault_is_named_with_its_line(reports: dict[str, Report], script: Path) -> None:
-    found = {finding.name: finding.where for finding in reports[script.stem].findings}
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    scripts = [script for script in FAULTS + CLEAN if not is_heavy(script)]
+    return watch_all(tmp_path_factory.mktemp("quick"), scripts)
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    scripts = [script for script in FAULTS + CLEAN if is_heavy(script)]
+    return watch_all(tmp_path_factory.mktemp("heavy"), scripts)
+
+
+def report_of(script: Path, request: pytest.FixtureRequest) -> Report:
+    reports: dict[str, Report] = request.getfixturevalue("heavy" if is_heavy(script) else "quick")
+    return reports[script.stem]
+
+
+def check_fault(report: Report, script: Path) -> None:
+    found = {finding.name: finding.where for finding in report.findings}
     name = script.stem.partition("__")[0]
     assert name in found, found
     lines = script.read_text().splitlines()
-    marked = [number for number, line in enumerate(lines, 1) if line.endswith("# FAULT")]
-    if marked:
-        assert found[name] == f"{script}:{marked[0]}"
+    (line,) = [number for number, text in enumerate(lines, 1) if text.endswith("# FAULT")]
+    assert found[name] == f"{script}:{line}"
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("script", CLEAN, ids=lambda script: script.stem)
-def test_a_clean_script_has_no_finding(reports: dict[str, Report], script: Path) -> None:
-    report = reports[script.stem]
+@pytest.mark.parametrize("script", marked(FAULTS))
+def test_a_fault_is_named_with_its_line(script: Path, request: pytest.FixtureRequest) -> None:
+    check_fault(report_of(script, request), script)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", marked(CLEAN))
+def test_a_clean_script_has_no_finding(script: Path, request: pytest.FixtureRequest) -> None:
+    report = report_of(script, request)
     assert len(report.steps) == 3
     assert [finding.to_json() for finding in report.findings] == []
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", RELEASES, ids=lambda script: script.stem)
+def test_a_release_with_the_fault_is_caught(script: Path, tmp_path: Path) -> None:
+    """`make test-museum` installs the releases, in environments of their own."""
+    release = script.stem.partition("__")[2]
+    python = ROOT / ".venv" / "museum" / release / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{release} is installed by `make test-museum`")
+    report = watch_all(tmp_path, [script], str(python))[script.stem]
+    package, _, version = release.partition("_")
+    assert report.ranks[0]["versions"][package] == version.replace("_", ".")
+    check_fault(report, script)

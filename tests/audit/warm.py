@@ -63,6 +63,7 @@ def run_script(script: Path, out: Path, world_size: int) -> int:
 
 def main(out: Path, scripts: list[Path]) -> None:
     import accelerate  # noqa: F401
+    import torch._dynamo  # what DDP imports
     import torch.distributed.fsdp  # noqa: F401
 
     import toolkit.audit.subject  # noqa: F401

@@ -1,6 +1,6 @@
 """Ranks started by the script itself, with `torch.multiprocessing`, that end after two steps."""
 
-import os
+import socket
 import sys
 
 import torch
@@ -22,10 +22,17 @@ def train(rank: int, rendezvous: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     dist.barrier()
-    print(rank, [p.double().sum().item().hex() for p in model.parameters()], flush=True)
+    sums = [p.double().sum().item().hex() for p in model.parameters()]
+    print(f"{rank} {sums}\n", end="", flush=True)
     dist.destroy_process_group()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 if __name__ == "__main__":
-    rendezvous = f"file://{os.path.abspath(sys.argv[2])}"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
     multiprocessing.start_processes(train, (rendezvous,), nprocs=2, start_method=sys.argv[1])

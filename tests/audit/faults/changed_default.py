@@ -6,7 +6,7 @@ from parts import Model, batches, loss_of
 
 torch.manual_seed(0)
 model = Model()
-engine, *_ = deepspeed.initialize(
+engine, *_ = deepspeed.initialize(  # FAULT
     model=model,
     model_parameters=model.parameters(),
     config={
