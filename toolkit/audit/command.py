@@ -71,14 +71,31 @@ def run_command(
             signal.signal(number, handler)
 
 
+def _read_process(path: Path) -> dict[str, Any]:
+    """Join a process's lines: facts, of which later ones hold, and steps."""
+    report: dict[str, Any] = {"steps": []}
+    for line in path.read_text().splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:  # the process ended while it wrote
+            break
+        if "step" in found:
+            report["steps"].append(found["step"])
+        else:
+            report.update(found)
+    return report
+
+
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
     """Return the reports of all ranks, in their order.
 
     Of several processes with one rank, such as its data workers, the one that trained counts.
     """
     ranks: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob("*.json")):
-        report = json.loads(path.read_text())
+    for path in sorted(folder.glob("*.jsonl")):
+        report = _read_process(path)
+        if "rank" not in report:
+            continue
         known = ranks.get(report["rank"])
         if known is None or len(report["steps"]) > len(known["steps"]):
             ranks[report["rank"]] = report

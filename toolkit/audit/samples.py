@@ -13,10 +13,10 @@ from torch import nn
 
 from toolkit.audit.models import deepspeed_engine, parameters_of, whole_parameters
 
-ELEMENTS = 512
-"""Elements of all parameters together, or one per parameter where there are more."""
+PARAMETERS, ELEMENTS = 32, 512
+"""At most so many parameters are looked at, and so many elements of all of them together."""
 
-MOST_PER_PARAMETER = 16
+MOST_PER_PARAMETER = 64
 
 
 class GradientSamples:
@@ -24,7 +24,7 @@ class GradientSamples:
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots
-        self._parameters = [parameter for _, parameter in parameters_of(roots)]
+        self._parameters = _sampled(roots)
         share = max(1, min(MOST_PER_PARAMETER, ELEMENTS // max(1, len(self._parameters))))
         self._picks = [_picks(_size(parameter), share) for parameter in self._parameters]
         self._own: dict[int, torch.Tensor] = {}
@@ -41,7 +41,7 @@ class GradientSamples:
         def take(gradient: torch.Tensor) -> None:
             self.fired.add(id(self._parameters[number]))
             if type(gradient) in (torch.Tensor, nn.Parameter) and gradient.numel() > picks[-1]:
-                found = gradient.detach().reshape(-1)[picks.to(gradient.device)].float()
+                found = gradient.detach().take(picks.to(gradient.device)).float()
                 held = self._own.get(number)
                 self._own[number] = found if held is None else held + found
 
@@ -81,6 +81,15 @@ class GradientSamples:
         """Take the hooks off again."""
         for handle in self._handles:
             handle.remove()
+
+
+def _sampled(roots: list[nn.Module]) -> list[nn.Parameter]:
+    """Return parameters evenly over all, and the first of every root, so that none is missed."""
+    every = [parameter for _, parameter in parameters_of(roots)]
+    count = min(PARAMETERS, len(every))
+    even = [every[number * len(every) // count] for number in range(count)]
+    first = [next(parameters_of([root]))[1] for root in roots]
+    return list({id(parameter): parameter for parameter in [*even, *first]}.values())
 
 
 def _size(parameter: Any) -> int:

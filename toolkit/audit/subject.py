@@ -37,6 +37,9 @@ class Subject:
     def __init__(self, heard: Callable[[Any], None], before_forward: Callable[[Any], None]) -> None:
         self.roots = find_roots()
         self.samples = GradientSamples(self.roots)
+        self._of_root = [list(parameters_of([root])) for root in self.roots]
+        self._units = fsdp2_units(self.roots)
+        self._deepspeed = deepspeed_engine(self.roots)
         self._batch: str | None = None
         self._forward: dict[str, Any] = {}
         self._listener = CollectiveListener(heard)
@@ -54,7 +57,8 @@ class Subject:
     def trained(self) -> list[torch.nn.Module]:
         """Return the roots that a backward has reached."""
         fired = self.samples.fired
-        return [r for r in self.roots if any(id(p) in fired for _, p in parameters_of([r]))]
+        pairs = zip(self.roots, self._of_root, strict=True)
+        return [root for root, own in pairs if any(id(p) in fired for _, p in own)]
 
     def note_batch(self, inputs: Any) -> None:
         """Keep a hash of all tensors that a model is called with."""
@@ -92,9 +96,9 @@ class Subject:
 
     def holds_nonzero_gradients(self) -> bool:
         """Whether gradients of an earlier step are still there."""
-        if deepspeed_engine(self.roots) is not None:
+        if self._deepspeed is not None:
             return False
-        found = [p.grad for _, p in parameters_of(self.roots) if p.grad is not None]
+        found = [p.grad for p in self._every() if p.grad is not None]
         return any(bool(gradient.detach().any()) for gradient in map(_local, found[:_LOOKED_AT]))
 
     def held_bytes(self) -> int:
@@ -106,17 +110,17 @@ class Subject:
         return sum(storages.values())
 
     def _held(self) -> Iterator[torch.Tensor]:
-        if units := fsdp2_units(self.roots):
+        if self._units:
             from toolkit.engines.torch_internals import held_gradients
 
-            for unit in units:
+            for unit in self._units:
                 yield from held_gradients(unit)
-        if (engine := deepspeed_engine(self.roots)) is not None:
+        if self._deepspeed is not None:
             from toolkit.engines.deepspeed_internals import OPTIMIZERS, held_sums
 
-            if type(engine.optimizer).__name__ in OPTIMIZERS:
-                yield from held_sums(engine.optimizer)
-        for _, parameter in parameters_of(self.roots):
+            if type(self._deepspeed.optimizer).__name__ in OPTIMIZERS:
+                yield from held_sums(self._deepspeed.optimizer)
+        for parameter in self._every():
             if parameter.grad is not None:
                 yield _local(parameter.grad)
 
@@ -124,8 +128,14 @@ class Subject:
         """Return the dtypes of the gradients that an optimizer is about to use."""
         return self.samples.applied_dtypes()
 
+    def _every(self) -> Iterator[Any]:
+        return (parameter for own in self._of_root for _, parameter in own)
+
     def _parameters(self) -> Iterator[tuple[str, Any]]:
-        return parameters_of(self.trained())
+        fired = self.samples.fired
+        for own in self._of_root:
+            if any(id(p) in fired for _, p in own):
+                yield from own
 
     def fingerprints(self) -> dict[str, int]:
         """Return the sum of the bits of every parameter that should be whole on each rank."""

@@ -44,7 +44,12 @@ def _is_library(name: str) -> bool:
 def their_line() -> str | None:
     """Return the innermost line of the script on the stack, as `file:line`."""
     frame = next(their_frames(), None)
-    return None if frame is None else f"{Path(frame.f_code.co_filename).resolve()}:{frame.f_lineno}"
+    return None if frame is None else f"{_resolved(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _resolved(name: str) -> Path:
+    return Path(name).resolve()
 
 
 def holding_line() -> str | None:

@@ -69,6 +69,7 @@ class Watch:
         self.overhead_s = 0.0
         self.window: Window | None = None
         self.done: list[dict[str, Any]] = []
+        self.written = 0
         self.subject: Any = None
         self.facts: dict[str, Any] = {}
         self.optimizers: list[tuple[Any, str | None]] = []
@@ -219,9 +220,11 @@ class Watch:
     def _end_window(self) -> None:
         if self.window is None or not self.window.has_stepped:
             return
-        self.done.append(self.window.describe())
+        number = len(self.done) + 1
+        is_last = number == self.steps
+        # They read every parameter once, so not at every step.
+        self.done.append(self.window.describe(with_fingerprints=is_last or number == 1))
         self.window = None
-        is_last = len(self.done) == self.steps
         self.write()
         if is_last:
             self.finish()
@@ -229,14 +232,14 @@ class Watch:
                 self._stop()
 
     def write(self) -> None:
-        """Write what was seen so far; a reader sees the old file or the new one."""
+        """Add what was not yet written, a line each; a broken last line is a process that died."""
         import json
 
         report = self._describe()
-        path = self.folder / f"{report['rank']:05d}-{self.process}.json"
-        beside = path.with_suffix(".partial")
-        beside.write_text(json.dumps(report))
-        beside.replace(path)
+        lines = [json.dumps({"step": step}) for step in self.done[self.written :]]
+        self.written = len(self.done)
+        with (self.folder / f"{self.process}.jsonl").open("a") as file:
+            file.write("".join(f"{line}\n" for line in [json.dumps(report), *lines]))
 
     def _facts(self) -> dict[str, Any]:
         """Return what holds for all steps, while models, optimizers and process group are there."""
@@ -253,7 +256,6 @@ class Watch:
         return {
             **(self.facts or self._facts()),
             "peak_memory_bytes": peak_memory_bytes(),
-            "steps": self.done,
             "problem": self.problem,
             "overhead_s": self.overhead_s,
         }

@@ -61,6 +61,8 @@ class Window:
 
     def take_applied(self) -> None:
         """Take the gradient that the optimizer is about to use, unclipped where that is seen."""
+        if self._applied is not None and all(old is not None for old in self._applied):
+            return
         found = self._subject.samples.applied()
         if self._applied is None:
             self._applied = found
@@ -78,7 +80,7 @@ class Window:
         self._schedule[scheduler] += 1
         self._schedule_line = line
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, with_fingerprints: bool) -> dict[str, Any]:
         """Return plain numbers; this may wait for the device."""
         samples = self._subject.samples
         for micro_step in self._micro_steps:
@@ -97,7 +99,7 @@ class Window:
             "scheduler_steps": max(self._schedule.values(), default=0),
             "scheduler_line": self._schedule_line,
             "step_line": self.step_line,
-            "parameters": self._subject.fingerprints(),
+            "parameters": self._subject.fingerprints() if with_fingerprints else {},
             "gradient_dtypes": self._gradient_dtypes,
         }
 

@@ -108,8 +108,13 @@ def _clipping(rank: dict[str, Any]) -> str:
 def _replicas(ranks: Sequence[dict[str, Any]]) -> str:
     if len(ranks) == 1:
         return "one rank"
-    names = ranks[0]["steps"][-1]["parameters"]
-    if not names:
+    compared = [
+        sums
+        for steps in zip(*(rank["steps"] for rank in ranks), strict=False)
+        for sums in [[step["parameters"] for step in steps]]
+        if sums[0]
+    ]
+    if not compared:
         return "none, each rank holds its shard"
-    sums = [rank["steps"][-1]["parameters"] for rank in ranks if rank["steps"]]
-    return "equal" if all(own == sums[0] for own in sums) else "different"
+    equal = all(own == sums[0] for sums in compared for own in sums)
+    return "equal" if equal else "different"

@@ -21,7 +21,8 @@ def _load_toolkit() -> None:
         spec = importlib.util.spec_from_file_location(
             "toolkit", start, submodule_search_locations=[package]
         )
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["toolkit"] = module
         spec.loader.exec_module(module)
