@@ -32,11 +32,13 @@ def marked(scripts: list[Path]) -> list[object]:
     ]
 
 
-def watch_all(out: Path, scripts: list[Path], python: str = sys.executable) -> dict[str, Report]:
-    """Return the reports of scripts, from one launch."""
+def watch_all(out: Path, scripts: list[Path], *packages: Path) -> dict[str, Report]:
+    """Return the reports of scripts, from one launch with `packages` in front of all others."""
     environment = {**os.environ, "HF_HOME": str(out / "home"), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [python, str(HERE / "warm.py"), str(out), *map(str, scripts)]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*packages, ROOT]))
+    if packages:  # a release compiles its own extension, which must not replace another's
+        environment["TORCH_EXTENSIONS_DIR"] = str(packages[0] / "extensions")
+    command = [sys.executable, str(HERE / "warm.py"), str(out), *map(str, scripts)]
     subprocess.run(command, env=environment, check=True, timeout=280)
     return {
         script.stem: build_report(folder, int((folder / "code").read_text()))
@@ -89,12 +91,12 @@ def test_a_clean_script_has_no_finding(script: Path, request: pytest.FixtureRequ
 @pytest.mark.distributed
 @pytest.mark.parametrize("script", RELEASES, ids=lambda script: script.stem)
 def test_a_release_with_the_fault_is_caught(script: Path, tmp_path: Path) -> None:
-    """`make test-museum` installs the releases, in environments of their own."""
-    release = script.stem.partition("__")[2]
-    python = ROOT / ".venv" / "museum" / release / "bin" / "python"
-    if not python.exists():
+    """`make test-museum` installs the releases."""
+    package, _, version = script.stem.partition("__")[2].partition("_")
+    release = f"{package}=={version.replace('_', '.')}"
+    folder = ROOT / ".venv" / "museum" / release / "site-packages"
+    if not folder.exists():
         pytest.skip(f"{release} is installed by `make test-museum`")
-    report = watch_all(tmp_path, [script], str(python))[script.stem]
-    package, _, version = release.partition("_")
-    assert report.ranks[0]["versions"][package] == version.replace("_", ".")
+    report = watch_all(tmp_path, [script], folder)[script.stem]
+    assert f"{package}=={report.ranks[0]['versions'][package]}" == release
     check_fault(report, script)

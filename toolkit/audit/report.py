@@ -83,7 +83,7 @@ def _of_rank(rank: dict[str, Any]) -> dict[str, Any]:
     return {
         "rank": rank["rank"],
         "peak_memory_bytes": rank["peak_memory_bytes"],
-        "watch_s": rank["overhead_s"],
+        "watch_s": rank["watch_s"],
         "problem": rank["problem"],
         "steps": [
             {

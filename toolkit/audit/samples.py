@@ -5,6 +5,7 @@ alone. Elements are numbered in the whole parameter, wherever its parts are.
 """
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class GradientSamples:
         self._picks = [_picks(_size(parameter), share) for parameter in self._parameters]
         self._own: dict[int, torch.Tensor] = {}
         self.fired: set[int] = set()
+        self.spent_s = 0.0
         leaves = {id(part): whole for part, whole in whole_parameters(roots)}
         self._handles = []
         for number, parameter in enumerate(self._parameters):
@@ -39,11 +41,13 @@ class GradientSamples:
         picks = self._picks[number]
 
         def take(gradient: torch.Tensor) -> None:
+            began = time.thread_time()
             self.fired.add(id(self._parameters[number]))
             if type(gradient) in (torch.Tensor, nn.Parameter) and gradient.numel() > picks[-1]:
                 found = gradient.detach().take(picks.to(gradient.device)).float()
                 held = self._own.get(number)
                 self._own[number] = found if held is None else held + found
+            self.spent_s += time.thread_time() - began
 
         return take
 

@@ -47,11 +47,13 @@ def _safely(note: Callable[..., None]) -> Callable[..., None]:
         is_elsewhere = (os.getpid(), threading.get_ident()) != (self.process, self.thread)
         if self.is_over or is_elsewhere:
             return
+        began = time.thread_time()
         try:
             note(self, *arguments, **settings)
         except Exception:
             self.problem = traceback.format_exc()
             self.finish()
+        self.notes_s += time.thread_time() - began
 
     return noted
 
@@ -66,7 +68,7 @@ class Watch:
         self.process = os.getpid()
         self.problem: str | None = None
         self.depth = 0
-        self.overhead_s = 0.0
+        self.notes_s = 0.0
         self.window: Window | None = None
         self.done: list[dict[str, Any]] = []
         self.written = 0
@@ -150,7 +152,6 @@ class Watch:
 
     @_safely
     def _before_backward(self, tensors: Any, gradient: Any = None, *_: Any, **more: Any) -> None:
-        began = time.perf_counter()
         gradient = more.get("grad_tensors", gradient)
         self._end_window()
         if self.is_over:
@@ -166,14 +167,11 @@ class Watch:
         loss = read_loss(first, outer) if isinstance(first, torch.Tensor) else None
         self.window.begin_micro_step(loss, their_line())
         self.phase = "backward"
-        self.overhead_s += time.perf_counter() - began
 
     @_safely
     def _after_backward(self) -> None:
-        began = time.perf_counter()
         if self.window is not None:
             self.window.end_micro_step()
-        self.overhead_s += time.perf_counter() - began
 
     @_safely
     def _before_forward(self, inputs: Any) -> None:
@@ -202,11 +200,9 @@ class Watch:
 
     @_safely
     def _before_step(self, *_: Any) -> None:
-        began = time.perf_counter()
         self.phase = "step"
         if self.window is not None:
             self.window.take_applied()
-        self.overhead_s += time.perf_counter() - began
 
     @_safely
     def _after_step(self, optimizer: Any, *_: Any) -> None:
@@ -230,6 +226,11 @@ class Watch:
             self.finish()
             if self.stops:
                 self._stop()
+
+    @property
+    def watch_s(self) -> float:
+        """Return the processor time that the watch itself took so far, in seconds."""
+        return self.notes_s + (0.0 if self.subject is None else self.subject.samples.spent_s)
 
     def write(self) -> None:
         """Add what was not yet written, a line each; a broken last line is a process that died."""
@@ -257,7 +258,7 @@ class Watch:
             **(self.facts or self._facts()),
             "peak_memory_bytes": peak_memory_bytes(),
             "problem": self.problem,
-            "overhead_s": self.overhead_s,
+            "watch_s": self.watch_s,
         }
 
     def finish(self) -> None:
