@@ -128,6 +128,10 @@ class Subject:
         """Return the dtypes of the gradients that an optimizer is about to use."""
         return self.samples.applied_dtypes()
 
+    def elements(self) -> int:
+        """Return the elements of all parameters that can be trained."""
+        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self._every())
+
     def _every(self) -> Iterator[Any]:
         return (parameter for own in self._of_root for _, parameter in own)
 

@@ -10,7 +10,7 @@ from toolkit.audit.their_code import holding_line
 from toolkit.engines.collectives import Collective
 
 _BOOKKEEPING = 64
-"""Payloads of at most as many elements are losses, norms and flags."""
+"""Payloads of at most as many elements are losses, norms and flags, unless the model is as small."""
 
 
 class Window:
@@ -20,6 +20,7 @@ class Window:
         self._subject = subject
         self._micro_steps: list[dict[str, Any]] = []
         self._own: list[Any] = []
+        self._bookkeeping = min(_BOOKKEEPING, subject.elements() - 1)
         self._applied: list[torch.Tensor | None] | None = None
         self._gradient_dtypes: list[str] = []
         self._clips: list[tuple[Any, Any, str | None]] = []
@@ -56,7 +57,7 @@ class Window:
         add_traffic(self._traffic, phase, call)
         is_reduction = call.kind != "all_gather"
         is_before_step = phase != "forward" and self._micro_steps and not self.has_stepped
-        if is_reduction and is_before_step and call.elements > _BOOKKEEPING:
+        if is_reduction and is_before_step and call.elements > self._bookkeeping:
             self._micro_steps[-1]["reduced"][call.kind] += call.elements * call.itemsize
 
     def take_applied(self) -> None:
