@@ -10,7 +10,7 @@ from toolkit.audit.their_code import holding_line
 from toolkit.engines.collectives import Collective
 
 _BOOKKEEPING = 64
-"""Payloads of at most as many elements are losses, norms and flags, unless the model is as small."""
+"""Payloads of at most as many elements are losses, norms and flags; models as small have less."""
 
 
 class Window:
