@@ -1,8 +1,8 @@
 """What an audit costs a training step while it watches: watched and plain steps take turns.
 
-A small GPT-2 under DDP in one process, at 2 micro-steps of 2,048 tokens. What costs time by the
-parameter weighs as much as in GPT-2 124M at 524,288 tokens a step on 2 ranks: 1.9M parameters for
-4,096 tokens. Time is the thread's processor time. The first watched step of each turn finds models
+A small GPT-2 under DDP in one process, at 2 micro-steps of 4,096 tokens. What costs time by the
+parameter weighs as much as in GPT-2 124M at 524,288 tokens a step on one rank: 1.9M parameters for
+8,192 tokens. Time is the thread's processor time. The first watched step of each turn finds models
 and hooks them; it is kept apart as `start_s`. `share` is what the
 watch itself measures: time inside its own functions over that of the steps around them.
 
@@ -24,8 +24,8 @@ from toolkit.home import expand_words
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = {"n_layer": 4, "n_head": 5, "n_embd": 160, "vocab_size": 3584, "block_size": 256}
-MICRO_STEPS, MICRO_BATCH_SIZE = 2, 8
-STEPS, TURNS = 5, 9
+MICRO_STEPS, MICRO_BATCH_SIZE = 2, 16
+STEPS, TURNS = 5, 4
 
 
 def main() -> None:
