@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
+from toolkit.commands.audit import audit
 from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
 from toolkit.commands.compare import compare
@@ -35,6 +36,7 @@ app.command()(config)
 app.command()(train)
 app.command()(summary)
 app.command()(check)
+app.command()(audit)
 app.command()(verify)
 app.command()(estimate)
 app.command()(plan)
