@@ -14,6 +14,7 @@ import torch
 from tests.distributed.distance import farthest_key_bias, farthest_number, farthest_tensor
 from tests.samples import sample
 from toolkit.commands.verify import print_tables
+from toolkit.engines.mixture import Mixture, covering_mixtures
 from toolkit.engines.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.controls import CONTROLS
@@ -49,6 +50,7 @@ CAUGHT_BY = {
     "divide by world size": "gradient_max_rel",
     "skip the last all-reduce": "gradient reductions at the last micro-step",
     "communicate at every micro-step": "gradient reductions before the last micro-step",
+    "mixture undone by recursion": "bytes reduced before the last micro-step",
     "sync flag flipped after forward": "gradient reductions at the last micro-step",
     "untied head": "tied weights",
     "stale optimizer parameters": "optimizer's parameters",
@@ -67,7 +69,7 @@ CAUGHT_BY = {
 def launched(strategy: Strategy, world_size: int) -> LaunchReport:
     launch = Launch(strategy, world_size)
     # The full matrix puts its faults into the other engines too.
-    controls = controls_of(launch) if launch == Launch("ddp", 2) else []
+    controls = [control for control in controls_of(launch) if control.strategies[0] == strategy]
     return verify_launch(launch, cases_of(strategy), TINY, controls=controls, timeout_s=280.0)
 
 
@@ -96,12 +98,17 @@ def cases_of(strategy: Strategy) -> list[Case]:
             for optimizer in ("sgd", "adamw")
         ),
         *(bf16_case(mode) for mode in modes),
+        *(mixed_case(mixture) for mixture in covering_mixtures(strategy, TINY.n_layer)),
         *others,
     ]
 
 
 def bf16_case(mode: Accumulation) -> Case:
     return Case(accumulation=mode, grad_accum_steps=4, precision="bf16", steps=3)
+
+
+def mixed_case(mixture: Mixture) -> Case:
+    return Case(accumulation=mixture, grad_accum_steps=4, steps=3)
 
 
 @cache
@@ -160,7 +167,8 @@ def test_with_gpt2s_whole_vocabulary_loss_and_norm_are_those_of_fp64(
 
 @pytest.mark.parametrize("fault", [control.name for control in CONTROLS])
 def test_a_fault_put_in_on_purpose_is_caught(fault: str) -> None:
-    caught = {control.name: control.by for control in launched("ddp", 2).controls}
+    [strategy] = [control.strategies[0] for control in CONTROLS if control.name == fault]
+    caught = {control.name: control.by for control in launched(strategy, 2).controls}
     assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
 
 

@@ -4,6 +4,7 @@ import re
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from toolkit.config.accumulation import AccumulationKey
 from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
@@ -13,7 +14,9 @@ from toolkit.config.sections import (
     Section,
     TrainingConfig,
 )
-from toolkit.engines.strategies import Accumulation, Precision
+from toolkit.engines.mixture import check_units
+from toolkit.engines.strategies import Precision
+from toolkit.errors import UsageError
 
 _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
 
@@ -29,8 +32,9 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     batch: BatchConfig = BatchConfig()
-    accumulation: Accumulation = "replicated"
-    """When gradients are communicated. `replicated` is the default since every strategy has it."""
+    accumulation: AccumulationKey = "replicated"
+    """When gradients are communicated: for all units alike, or under FSDP2 unit by unit, the blocks
+    by number and `root` for the rest. `replicated` is the default since every strategy has it."""
     precision: Precision = "fp32"
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
@@ -55,6 +59,19 @@ class RunConfig(Section):
                 f"data.seq_len {data.seq_len} is above model.block_size {model.block_size}"
             )
         return data
+
+    @field_validator("accumulation")
+    @classmethod
+    def _units_are_the_models(
+        cls, accumulation: AccumulationKey, info: ValidationInfo
+    ) -> AccumulationKey:
+        model: ModelConfig | None = info.data.get("model")
+        if model is not None:
+            try:
+                check_units(accumulation, model.n_layer)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        return accumulation
 
     @field_validator("run_name")
     @classmethod

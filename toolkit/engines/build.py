@@ -12,12 +12,12 @@ from toolkit.engines.accelerate_internals import admit_sharding, plain_optimizer
 from toolkit.engines.blocks import blocks_of, sizes_of
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
+from toolkit.engines.mixture import Mixture, check_possible, check_units
 from toolkit.engines.strategies import (
     FSDP2_STRATEGIES,
     Accumulation,
     Precision,
     Strategy,
-    check_accumulation,
     check_precision,
 )
 from toolkit.engines.ties import check_ties, tie_again, tied_names
@@ -36,7 +36,7 @@ def build_engine(
     *,
     launched: Launched,
     plan: BatchPlan,
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     precision: Precision,
     grad_clip: float,
     trackers: list[str] | None = None,
@@ -60,7 +60,8 @@ def build_engine(
 
     blocks = blocks_of(model, block_classes)
     _check_model(model, blocks, launched.strategy)
-    check_accumulation(launched.strategy, accumulation)
+    check_possible(launched.strategy, accumulation)
+    check_units(accumulation, len(blocks))
     _check_precision(launched, precision)
     _check_trackers(trackers or [])
     accelerator = Accelerator(
@@ -163,7 +164,7 @@ def _plugins(
     plan: BatchPlan,
     model: nn.Module,
     blocks: Sequence[nn.Module],
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     precision: Precision,
     grad_clip: float,
 ) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from toolkit.engines.launched import Launched
+from toolkit.engines.mixture import Mixture
 from toolkit.engines.norm import global_norm
 from toolkit.engines.ranks import Ranks
 from toolkit.engines.state import EngineState
@@ -51,7 +52,7 @@ class Engine:
         model: Any,
         optimizer: Any,
         launched: Launched,
-        accumulation: Accumulation,
+        accumulation: Accumulation | Mixture,
         grad_clip: float,
     ) -> None:
         self.accelerator = accelerator

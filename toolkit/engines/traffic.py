@@ -24,7 +24,13 @@ class Traffic:
 
 
 class Reductions(NamedTuple):
-    """Kinds of collective that reduce gradients before the window's last micro-step, and in it."""
+    """What reduces gradients before the window's last micro-step, and in it.
+
+    Attributes:
+        earlier, at_boundary: kinds of collective.
+        earlier_bytes: their payload before the last micro-step.
+    """
 
     earlier: frozenset[Kind]
     at_boundary: frozenset[Kind]
+    earlier_bytes: int

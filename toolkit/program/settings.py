@@ -5,7 +5,8 @@ from typing import Literal
 
 from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import Accumulation, Precision, Strategy, check_accumulation
+from toolkit.engines.mixture import Mixture, check_possible, check_units
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.program.events import Group
@@ -44,7 +45,7 @@ class StepSettings:
 
     sizes: ModelSizes
     strategy: Strategy
-    accumulation: Accumulation
+    accumulation: Accumulation | Mixture
     world_size: int
     replicas: int = 1
     micro_batch_size: int = 1
@@ -65,8 +66,9 @@ class StepSettings:
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        check_accumulation(self.strategy, self.accumulation)
+        check_possible(self.strategy, self.accumulation)
         sizes = self.sizes
+        check_units(self.accumulation, sizes.n_layer)
         counts = {
             "n_layer": sizes.n_layer,
             "n_head": sizes.n_head,
@@ -133,7 +135,7 @@ def settings_of_run(
     world_size: int,
     replicas: int = 1,
     device: Device = "cuda",
-    accumulation: Accumulation | None = None,
+    accumulation: Accumulation | Mixture | None = None,
 ) -> StepSettings:
     """Return the settings of the run that a configuration would start.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
+from toolkit.engines.mixture import to_config
 from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, Preempted, ToolkitError
 from toolkit.home import expand_words
@@ -118,7 +119,7 @@ def _prepare(options: argparse.Namespace, callbacks: Sequence[Callback]) -> Star
         callbacks,
         Summary(
             strategy=launched.strategy,
-            accumulation=config.accumulation,
+            accumulation=to_config(config.accumulation),
             world_size=launched.world_size,
             parameters=config.model.sizes().parameter_count,
         ),

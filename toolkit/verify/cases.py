@@ -6,6 +6,7 @@ import torch
 
 from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
+from toolkit.engines.mixture import Mixture
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, Loss, ModelSizes
@@ -39,7 +40,7 @@ class Case:
             run's, whose sums are as long.
     """
 
-    accumulation: Accumulation
+    accumulation: Accumulation | Mixture
     grad_accum_steps: int
     precision: Precision = "fp32"
     optimizer: str = "sgd"

@@ -45,7 +45,7 @@ def _cells(verdict: Verdict) -> dict[str, str]:
     return {
         "strategy": verdict.launch.strategy,
         "ranks": str(verdict.launch.world_size),
-        "accumulation": case.accumulation,
+        "accumulation": str(case.accumulation),
         "A": str(case.grad_accum_steps),
         "update": f"{case.precision} {case.optimizer}",
         "variant": case.variant,

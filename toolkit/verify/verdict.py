@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from toolkit.engines.mixture import to_config
 from toolkit.engines.strategies import Strategy
 from toolkit.engines.traffic import Kind, Traffic
 from toolkit.launch.file import load_launch_file
@@ -65,7 +66,7 @@ class Verdict:
         """Return the object that `--json` prints for a case."""
         return {
             "strategy": self.launch.strategy,
-            "accumulation": self.case.accumulation,
+            "accumulation": to_config(self.case.accumulation),
             "world_size": self.launch.world_size,
             "grad_accum_steps": self.case.grad_accum_steps,
             "precision": self.case.precision,
