@@ -15,7 +15,14 @@ from tests.distributed.distance import farthest_key_bias, farthest_number, farth
 from tests.samples import sample
 from toolkit.commands.verify import print_tables
 from toolkit.engines.mixture import Mixture, covering_mixtures
-from toolkit.engines.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
+from toolkit.engines.reduction import possible_reductions
+from toolkit.engines.strategies import (
+    ACCUMULATIONS,
+    SUPPORT,
+    Accumulation,
+    Strategy,
+    possible_accumulations,
+)
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory
@@ -45,6 +52,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 RELATIVE = 1e-5
 BF16_RELATIVE = 1e-2
+LOSSLESS = 1e-6
 CAUGHT_BY = {
     "divide twice": "gradient_max_rel",
     "divide by world size": "gradient_max_rel",
@@ -98,6 +106,13 @@ def cases_of(strategy: Strategy) -> list[Case]:
             for optimizer in ("sgd", "adamw")
         ),
         *(bf16_case(mode) for mode in modes),
+        *(
+            replace(bf16_case(mode), reduce=reduce, precision=precision)
+            for mode in modes
+            for precision in ("fp32", "bf16")
+            for reduce in possible_reductions(strategy, precision)
+            if strategy in ("ddp", "fsdp2", "hsdp")
+        ),
         *(mixed_case(mixture) for mixture in covering_mixtures(strategy, TINY.n_layer)),
         *others,
     ]
@@ -193,12 +208,27 @@ def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
     found = verdicts(strategy, world_size)
     case = bf16_case("replicated")
     ddp = verdicts("ddp", 2)[case].outcome.trajectory
-    for case in (case for case in found if case.precision == "bf16"):
+    for case in (case for case in found if case.precision == "bf16" and not case.variant):
         near = found[case].outcome.trajectory
         losses = torch.tensor(near.losses) / torch.tensor(ddp.losses)
         norms = torch.tensor(near.grad_norms) / torch.tensor(ddp.grad_norms)
         assert (losses - 1).abs().max() < BF16_RELATIVE, case
         assert (norms - 1).abs().max() < BF16_RELATIVE, case
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2", 2), ("hsdp", 4)])
+def test_half_the_bytes_lose_nothing_where_each_micro_step_is_reduced(
+    strategy: Strategy, world_size: int
+) -> None:
+    found = verdicts(strategy, world_size)
+    for mode in set(possible_accumulations(strategy)) - {"replicated"}:
+        half, whole = found[bf16_case(mode)], found[replace(bf16_case(mode), reduce="fp32")]
+        own, right = half.outcome.trajectory.gradients, whole.outcome.trajectory.gradients
+        assert farthest_tensor(own, right) < LOSSLESS
+        scattered = [each.outcome.traffic for each in (half, whole)]
+        assert 2 * scattered[0]["all_to_all"].bytes == scattered[1]["reduce_scatter"].bytes
+        rounded = found[replace(bf16_case(mode), reduce="bf16")].outcome.trajectory.gradients
+        assert farthest_tensor(rounded, right) > LOSSLESS
 
 
 def test_the_steps_are_worth_comparing() -> None:

@@ -15,6 +15,7 @@ from toolkit.config.sections import (
     TrainingConfig,
 )
 from toolkit.engines.mixture import check_units
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Precision
 from toolkit.errors import UsageError
 
@@ -35,6 +36,10 @@ class RunConfig(Section):
     accumulation: AccumulationKey = "replicated"
     """When gradients are communicated: for all units alike, or under FSDP2 unit by unit, the blocks
     by number and `root` for the rest. `replicated` is the default since every strategy has it."""
+    reduce: Reduce | None = None
+    """What gradients are sent as when they are reduced: `bf16` halves the bytes and rounds every
+    partial sum, `bf16-fp32sum` adds up in fp32; null takes the latter where it loses nothing, which
+    is FSDP2 in bf16 where each micro-step is reduced, and fp32 elsewhere."""
     precision: Precision = "fp32"
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)

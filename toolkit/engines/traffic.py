@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-EngineKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+EngineKind = Literal["all_reduce", "reduce_scatter", "all_to_all", "all_gather"]
 """What the engines use."""
+REDUCING: tuple[EngineKind, ...] = ("all_reduce", "reduce_scatter", "all_to_all")
+"""What gradients are reduced by."""
 Kind = Literal[EngineKind, "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

@@ -12,6 +12,7 @@ from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.config.strict_yaml import load_yaml_mapping
 from toolkit.engines.launched import Launched
 from toolkit.engines.mixture import check_possible
+from toolkit.engines.reduction import check_reduce
 from toolkit.errors import UsageError
 from toolkit.launch.file import LaunchFile, load_launch_file, strategy_of
 
@@ -54,6 +55,7 @@ def check_pair(
     plan = None
     try:
         check_possible(strategy, config.accumulation)
+        check_reduce(strategy, config.precision, config.reduce)
     except UsageError as error:
         problems.append(str(error))
     try:

@@ -16,6 +16,8 @@ and S shards, c bytes per element computed with:
 `fsdp2_no_reshard` keeps c p of every unit from the forward to the backward pass. Where it does
 not reduce (replicated) nothing is given back before the last micro-step, so every unit is gathered
 once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
+`reduce: bf16` makes all sums 2 bytes wide, but for the slices added up over micro-steps; a unit
+that sends bf16 and sums in fp32 has inputs of 2 S s, and receives as much.
 A mixture decides all of this unit by unit; with H the units whose gradients are held, A micro-steps
 of L blocks hold 4 sum_H p + 4 sum_notH s and make A (L + 1) - (A - 1) |H| reductions of
 4 S [sum s + (A - 1) sum_notH s] bytes together; gathers do not depend on H.
@@ -29,6 +31,8 @@ waited for where it stands: the calls are synchronous (`async_op=False`), and a 
 from dataclasses import replace
 
 from toolkit.engines.mixture import ROOT, Unit, mode_of, stays_gathered
+from toolkit.engines.reduction import reduction_of, sum_width
+from toolkit.engines.traffic import EngineKind
 from toolkit.model.tensors import Tensor, block_tensors, root_tensors
 from toolkit.program.engine import EngineWalk
 from toolkit.program.events import Collective, Program
@@ -43,6 +47,7 @@ class Fsdp2Walk(EngineWalk):
         super().__init__(settings, program)
         sizes, shards = settings.sizes, settings.shards
         self.c = settings.width
+        self.w = sum_width(settings.reduce)
         block = UnitSizes.of(block_tensors(0, sizes.n_embd), shards)
         self.blocks = [self._placed(block, layer) for layer in range(sizes.n_layer)]
         self.root = self._placed(UnitSizes.of(root_tensors(sizes), shards), ROOT)
@@ -59,9 +64,12 @@ class Fsdp2Walk(EngineWalk):
     def _placed(self, unit: UnitSizes, name: Unit) -> UnitSizes:
         strategy, accumulation = self.settings.strategy, self.settings.accumulation
         stays = stays_gathered(strategy, accumulation, name)
+        mode = mode_of(accumulation, name)
+        reduction = reduction_of(strategy, self.settings.precision, self.settings.reduce, mode)
         return replace(
             unit,
-            mode=mode_of(accumulation, name),
+            mode=mode,
+            exchanges=reduction == "bf16-fp32sum",
             gathers_again=name != ROOT and not stays and strategy != "fsdp2_no_reshard",
             stays_gathered=stays,
         )
@@ -121,10 +129,10 @@ class Fsdp2Walk(EngineWalk):
         self._free_gather_buffers()
 
     def gradient(self, tensor: Tensor) -> None:
-        """Low-precision gradients are kept; fp32 ones add up on the gathered parameters."""
+        """Add up on the gathered parameters, where sums have the dtype that autograd gives."""
         unit = self.root if tensor.layer < 0 else self.blocks[tensor.layer]
-        if self.c == 4 and self.micro_step and unit.is_held:
-            self.program.free("gradients", 4 * tensor.elements)
+        if self.c == self.w and self.micro_step and unit.is_held:
+            self.program.free("gradients", self.c * tensor.elements)
 
     def end_backward(self) -> None:
         """Reduce the root; the last reduction's input goes with the backward pass."""
@@ -194,8 +202,8 @@ class Fsdp2Walk(EngineWalk):
 
     def _reduce(self, unit: UnitSizes) -> None:
         """After a unit's backward pass: sum up locally, or reduce to the slices' owners."""
-        program, c = self.program, self.c
-        casts = unit.is_held and c == 2
+        program, c, w = self.program, self.c, self.w
+        casts = unit.is_held and c != w
         if casts and self.micro_step:
             # Adding to another dtype makes a copy on a CPU; a GPU's kernel casts as it reads.
             program.touch("gradients", 4 * unit.largest if self.on_cpu else 0)
@@ -203,47 +211,64 @@ class Fsdp2Walk(EngineWalk):
         if self.is_last or not unit.stays_gathered:
             program.free("parameters", c * unit.elements)
         if self.is_last or not unit.is_held:
-            self._scatter(unit, held=4 if casts and self.micro_step else c)
+            self._scatter(unit, held=w if casts and self.micro_step else c)
         elif casts and not self.micro_step:
-            # One tensor after another is turned into fp32.
-            program.alloc("gradients", 4 * unit.largest)
-            program.alloc("gradients", 4 * (unit.elements - unit.largest) - c * unit.elements)
+            # One tensor after another is turned into the sums' dtype.
+            program.alloc("gradients", w * unit.largest)
+            program.alloc("gradients", w * (unit.elements - unit.largest) - c * unit.elements)
 
     def _scatter(self, unit: UnitSizes, *, held: int) -> None:
-        """Reduce gradients of `held` bytes an element to this rank's slice, in fp32."""
-        program = self.program
-        size = 4 * unit.gathered
+        """Reduce gradients of `held` bytes an element to this rank's slice, which ends in fp32."""
+        program, w = self.program, self.w
+        sent = 2 if unit.exchanges else w
+        size = sent * unit.gathered
         self._wait_for_scattering()
         program.free("communication", self.reduce_buffer)
         program.alloc("communication", size)
         self.reduce_buffer = size
-        if self.on_cpu and held == 2:
+        if self.on_cpu and held < sent:
             program.touch("communication", held * unit.largest)
         program.free("gradients", held * unit.elements)
-        program.alloc("gradients", 4 * unit.shard)
+        program.alloc("gradients", w * unit.shard)
+        if unit.exchanges and self.is_sharded:
+            # What is received, and on a CPU a part of it in fp32.
+            program.touch("communication", size + (4 * unit.shard if self.on_cpu else 0))
         self._communicate(unit)
         if self.micro_step and unit.mode == "deferred":
             # The earlier micro-steps' sum, or what has been added to it.
-            program.free("gradients", 4 * unit.shard)
+            program.free("gradients", w * unit.shard)
+        if self.is_last or unit.mode != "deferred":
+            self._keep_slice(unit)
+
+    def _keep_slice(self, unit: UnitSizes) -> None:
+        """Add the reduced slice to the gradient that is there, or make it the gradient.
+
+        Hybrid sharding keeps the all-reduced tensor of every unit, unless it is the gradient, to
+        the end of the backward pass.
+        """
+        program, w = self.program, self.w
+        is_other = w != 4 or self._adds_to_gradient(unit)
+        program.alloc("gradients", 4 * unit.shard if w != 4 else 0)
+        program.free("gradients", w * unit.shard if is_other else 0)
         if self._adds_to_gradient(unit):
-            # The sum is in the gradient that was there; hybrid sharding keeps the all-reduced
-            # tensor of every unit to the end of the backward pass.
-            program.free("gradients", 4 * unit.shard)
-            if self.settings.replicas > 1:
-                program.alloc("communication", 4 * unit.shard)
-                self.all_reduced += 4 * unit.shard
+            program.free("gradients", 4 * unit.shard if w != 4 else 0)
+        if is_other and self.settings.replicas > 1:
+            program.alloc("communication", w * unit.shard)
+            self.all_reduced += w * unit.shard
 
     def _communicate(self, unit: UnitSizes) -> None:
         """Reduce to the slices' owners, then add up what the replica groups have."""
         if self.is_sharded:
+            kind: EngineKind = "all_to_all" if unit.exchanges else "reduce_scatter"
+            width = 2 if unit.exchanges else self.w
             self.scattering = self.communicate(
-                "reduce_scatter", unit.gathered, 4, group="shards", blocks=self.on_cpu
+                kind, unit.gathered, width, group="shards", blocks=self.on_cpu
             )
         if self.settings.replicas > 1 and (self.is_last or unit.mode == "sharded"):
             addition = self.communicate(
                 "all_reduce",
                 unit.shard,
-                4,
+                self.w,
                 group="replicas",
                 blocks=self.on_cpu,
                 after=self.scattering,

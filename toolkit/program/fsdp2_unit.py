@@ -19,6 +19,7 @@ class UnitSizes:
         shard: of one rank's slice, padded.
         largest: of the largest tensor.
         mode: how its gradients accumulate.
+        exchanges: it sends bf16 and sums in fp32.
         gathers_again: its parameters are freed between forward and backward.
         stays_gathered: they are gathered once per window.
     """
@@ -29,6 +30,7 @@ class UnitSizes:
     gathered: int
     largest: int
     mode: Accumulation = "sharded"
+    exchanges: bool = False
     gathers_again: bool = False
     stays_gathered: bool = False
 

@@ -6,6 +6,7 @@ from typing import Literal
 from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
 from toolkit.engines.mixture import Mixture, check_possible, check_units
+from toolkit.engines.reduction import Reduce, check_reduce
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import Loss, ModelSizes
@@ -30,6 +31,7 @@ class StepSettings:
         micro_batch_size: sequences per rank and micro-step.
         seq_len: tokens per sequence.
         grad_accum_steps: micro-steps per optimizer step.
+        reduce: what gradients are sent as; None: in half the bytes where nothing is lost.
         foreach: the optimizer's `foreach` kernels, which hold one fp32 temporary of all that they
             update, instead of AdamW's fused one, which works in place.
         compile: each block is compiled; what is kept of its activations is then a range.
@@ -52,6 +54,7 @@ class StepSettings:
     seq_len: int = 1024
     grad_accum_steps: int = 1
     precision: Precision = "bf16"
+    reduce: Reduce | None = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
     foreach: bool = False
     activation_checkpointing: bool = False
@@ -69,6 +72,7 @@ class StepSettings:
         check_possible(self.strategy, self.accumulation)
         sizes = self.sizes
         check_units(self.accumulation, sizes.n_layer)
+        check_reduce(self.strategy, self.precision, self.reduce)
         counts = {
             "n_layer": sizes.n_layer,
             "n_head": sizes.n_head,
@@ -158,6 +162,7 @@ def settings_of_run(
         seq_len=plan.seq_len,
         grad_accum_steps=plan.grad_accum_steps,
         precision=config.precision,
+        reduce=config.reduce,
         optimizer=config.optimizer.name,
         activation_checkpointing=config.model.activation_checkpointing,
         loss=config.model.loss,

@@ -84,6 +84,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         accumulation=config.accumulation,
         precision=config.precision,
         grad_clip=config.optimizer.grad_clip,
+        reduce=config.reduce,
         trackers=list(config.training.trackers),
         project_dir=str(folder),
         compile_blocks=config.model.compile,

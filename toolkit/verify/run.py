@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from toolkit.engines.mixture import covering_mixtures
+from toolkit.engines.reduction import possible_reductions, reduction_of
 from toolkit.engines.strategies import (
     REPLICAS,
     Accumulation,
@@ -96,7 +97,7 @@ def cases_of(
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
     dropout, with the chunked loss, with activation checkpointing, with GPT-2's whole vocabulary
     and, under one strategy, compiled. Mixtures of a model of so many `blocks` run a few steps with
-    the most micro-steps, in each precision.
+    the most micro-steps, in each precision, and so does every mode in each other reduction.
     """
     modes = [mode for mode in possible_accumulations(launch.strategy) if mode in accumulations]
     plain = [
@@ -124,6 +125,19 @@ def cases_of(
             for precision in precisions
             for mixture in covering_mixtures(launch.strategy, blocks)
         ]
+    plain += [
+        Case(
+            accumulation=mode,
+            grad_accum_steps=most,
+            precision=precision,
+            steps=VARIANT_STEPS,
+            reduce=reduce,
+        )
+        for precision in precisions
+        for mode in modes
+        for reduce in possible_reductions(launch.strategy, precision)
+        if reduce != reduction_of(launch.strategy, precision, None, mode)
+    ]
     if not modes:
         return plain
     base: dict[str, Any] = {
