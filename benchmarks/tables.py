@@ -175,7 +175,7 @@ _PARTS = {
 def _name(case: Case, varied: Sequence[str]) -> dict[str, str]:
     return {
         "strategy": case.strategy,
-        "mode": case.accumulation,
+        "mode": str(case.accumulation),
         "setting": describe(case, varied),
         "A": str(case.grad_accum_steps),
     }
