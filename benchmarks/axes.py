@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 
 from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from benchmarks.record import Case, Count
-from toolkit.config.accumulation import AccumulationKey
+from toolkit.config.accumulation import SettledAccumulation
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.config.strict_yaml import load_yaml_mapping
 from toolkit.engines.mixture import Mixture, check_possible
@@ -59,7 +59,7 @@ class Axes(_Section):
     """
 
     strategies: tuple[Strategy, ...] = Some
-    accumulations: tuple[AccumulationKey, ...] = _usually("replicated", "sharded")
+    accumulations: tuple[SettledAccumulation, ...] = _usually("replicated", "sharded")
     reductions: tuple[Reduce | None, ...] = _usually(None)
     grad_accum_steps: tuple[Count, ...] = Some
     micro_batch_sizes: tuple[Count, ...] = Some

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from toolkit.config.accumulation import AccumulationKey
+from toolkit.config.accumulation import SettledAccumulation
 from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Precision, Strategy
 from toolkit.errors import UsageError
@@ -37,7 +37,7 @@ class Case(_Model):
     """
 
     strategy: Strategy
-    accumulation: AccumulationKey
+    accumulation: SettledAccumulation
     grad_accum_steps: Count
     micro_batch_size: Count
     seq_len: Count

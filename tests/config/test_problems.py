@@ -61,6 +61,7 @@ KEYS = dotted_keys(RunConfig)
         ("accumulation: {hold: [wte]}", "accumulation.hold must be a list of block numbers and"),
         ("accumulation: {hold: [0, 0]}", "accumulation.hold names a unit twice: 0, 0"),
         ("accumulation: {held: [0]}", "accumulation has the keys hold, defer, keep, got 'held'"),
+        ("accumulation: {hold: 4GB}", "accumulation.hold must be units or a size such as 4GiB"),
         ("accumulation: {}", "accumulation must have one of hold, defer, keep"),
         ("accumulation: {hold: [0], defer: [0]}", "accumulation holds and defers 0: choose one"),
         ("accumulation: {hold: [12]}", "accumulation names block 12, but the model's last is 11"),

@@ -6,13 +6,13 @@ from pydantic import BeforeValidator, PlainSerializer
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.problems import OF_THE_KEY, describe_value
-from toolkit.engines.mixture import Mixture, read_mixture, to_config
+from toolkit.engines.mixture import Budget, Mixture, read_mixture, to_config
 from toolkit.engines.strategies import ACCUMULATIONS, Accumulation
 from toolkit.errors import UsageError
 
 
 def _read(value: Any) -> Any:
-    if isinstance(value, Mixture) or (isinstance(value, str) and value in ACCUMULATIONS):
+    if isinstance(value, Mixture | Budget) or (isinstance(value, str) and value in ACCUMULATIONS):
         return value
     if isinstance(value, dict):
         try:
@@ -25,5 +25,9 @@ def _read(value: Any) -> Any:
 
 
 AccumulationKey = Annotated[
+    Accumulation | Mixture | Budget, BeforeValidator(_read), PlainSerializer(to_config)
+]
+SettledAccumulation = Annotated[
     Accumulation | Mixture, BeforeValidator(_read), PlainSerializer(to_config)
 ]
+"""What is measured is known unit by unit."""

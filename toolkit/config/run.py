@@ -14,9 +14,9 @@ from toolkit.config.sections import (
     Section,
     TrainingConfig,
 )
-from toolkit.engines.mixture import check_units
+from toolkit.engines.mixture import Budget, Mixture, check_units
 from toolkit.engines.reduction import Reduce
-from toolkit.engines.strategies import Precision
+from toolkit.engines.strategies import Accumulation, Precision
 from toolkit.errors import UsageError
 
 _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
@@ -35,7 +35,8 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     accumulation: AccumulationKey = "replicated"
     """When gradients are communicated: for all units alike, or under FSDP2 unit by unit, the blocks
-    by number and `root` for the rest. `replicated` is the default since every strategy has it."""
+    by number and `root` for the rest, or as many units as a size holds beyond `sharded`.
+    `replicated` is the default since every strategy has it."""
     reduce: Reduce | None = None
     """What gradients are sent as when they are reduced: `bf16` halves the bytes and rounds every
     partial sum, `bf16-fp32sum` adds up in fp32; null takes the latter where it loses nothing, which
@@ -88,6 +89,12 @@ class RunConfig(Section):
                 f"{name[:120]!r}"
             )
         return name
+
+    @property
+    def settled_accumulation(self) -> Accumulation | Mixture:
+        """The accumulation, once a budget has been spent (`toolkit.program.settings`)."""
+        assert not isinstance(self.accumulation, Budget)
+        return self.accumulation
 
     def notes(self) -> list[str]:
         """Return a sentence for each value that another one leaves without its effect."""

@@ -4,6 +4,7 @@ A unit is what FSDP2 gathers and reduces together: each block, by its number, an
 is the embeddings, the tied head and the last norm. Pure: imports no torch.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import combinations
@@ -20,6 +21,8 @@ from toolkit.errors import UsageError
 Root = Literal["root"]
 ROOT: Root = "root"
 Unit = int | Root
+_BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMG]iB)")
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,35 @@ class Mixture:
         return {key: units for key, units in given.items() if units} or {"hold": []}
 
 
-def to_config(accumulation: Accumulation | Mixture) -> str | dict[str, list[Unit]]:
+@dataclass(frozen=True)
+class Budget:
+    """Memory of one rank, in bytes, beyond what `sharded` takes; `text` is how it was written."""
+
+    bytes: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"hold {self.text}"
+
+    def to_config(self) -> dict[str, str]:
+        """Return what a run configuration says."""
+        return {"hold": self.text}
+
+
+def to_config(accumulation: Accumulation | Mixture | Budget) -> Any:
     """Return what a run configuration says."""
-    return accumulation.to_config() if isinstance(accumulation, Mixture) else accumulation
+    return accumulation if isinstance(accumulation, str) else accumulation.to_config()
 
 
-def read_mixture(value: dict[Any, Any]) -> Mixture:
-    """Return the mixture that a configuration's mapping asks for.
+def read_mixture(value: dict[Any, Any]) -> Mixture | Budget:
+    """Return the mixture, or the budget for one, that a configuration's mapping asks for.
 
     Raises:
         UsageError: names the key and what it takes.
     """
     keys = [field.name for field in fields(Mixture)]
+    if list(value) == ["hold"] and isinstance(value["hold"], str):
+        return _read_budget(value["hold"])
     for key, units in value.items():
         if key not in keys:
             raise UsageError(f"accumulation has the keys {', '.join(keys)}, got {str(key)[:60]!r}")
@@ -75,6 +95,13 @@ def read_mixture(value: dict[Any, Any]) -> Mixture:
             f"accumulation holds and defers {', '.join(map(str, in_order(both)))}: choose one"
         )
     return mixture
+
+
+def _read_budget(text: str) -> Budget:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"accumulation.hold must be units or a size such as 4GiB, got {text!r}")
+    return Budget(round(float(found[1]) * _BYTES[found[2]]), text.strip())
 
 
 def _is_unit(unit: Any) -> bool:
@@ -105,27 +132,27 @@ def covering_mixtures(strategy: Strategy, blocks: int) -> list[Mixture]:
     ]
 
 
-def check_possible(strategy: Strategy, accumulation: Accumulation | Mixture) -> None:
+def check_possible(strategy: Strategy, accumulation: Accumulation | Mixture | Budget) -> None:
     """Refuse what a strategy cannot do.
 
     Raises:
         UsageError: names the strategy, what was asked and the reason.
     """
-    if not isinstance(accumulation, Mixture):
+    if isinstance(accumulation, str):
         check_accumulation(strategy, accumulation)
     elif strategy not in FSDP2_STRATEGIES:
         raise UsageError(
             f"accumulation by units ({accumulation}) is impossible with strategy '{strategy}': "
             f"only FSDP2 decides unit by unit; possible with {', '.join(FSDP2_STRATEGIES)}"
         )
-    elif accumulation.defer and strategy != "hsdp":
+    elif isinstance(accumulation, Mixture) and accumulation.defer and strategy != "hsdp":
         raise UsageError(
             f"accumulation.defer is impossible with strategy '{strategy}': only hybrid sharding "
             "has an all-reduce that can wait"
         )
 
 
-def check_units(accumulation: Accumulation | Mixture, blocks: int) -> None:
+def check_units(accumulation: Accumulation | Mixture | Budget, blocks: int) -> None:
     """Refuse a mixture that names a block which the model does not have.
 
     Raises:

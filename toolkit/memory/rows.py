@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from toolkit.config import RunConfig
-from toolkit.engines.mixture import Mixture, check_possible
+from toolkit.engines.mixture import Budget, Mixture, check_possible
 from toolkit.engines.strategies import (
     STRATEGIES,
     Accumulation,
@@ -31,7 +31,7 @@ def build_rows(
     ranks: Ranks,
     *,
     asked: Sequence[Strategy],
-    accumulation: Accumulation | Mixture | None,
+    accumulation: Accumulation | Mixture | Budget | None,
     device: Device,
 ) -> Rows:
     """Return the settings of every strategy asked for in every mode, or in the one that was asked.
@@ -72,8 +72,8 @@ def build_rows(
 
 
 def _modes(
-    strategy: Strategy, asked: Accumulation | Mixture | None, skipped: list[str]
-) -> Sequence[Accumulation | Mixture]:
+    strategy: Strategy, asked: Accumulation | Mixture | Budget | None, skipped: list[str]
+) -> Sequence[Accumulation | Mixture | Budget]:
     if asked is None:
         return possible_accumulations(strategy)
     try:

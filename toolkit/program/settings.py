@@ -1,11 +1,11 @@
 """Everything a step's memory depends on, as one value; the defaults are what the loop does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
-from toolkit.engines.mixture import Mixture, check_possible, check_units
+from toolkit.engines.mixture import Budget, Mixture, check_possible, check_units
 from toolkit.engines.reduction import Reduce, check_reduce
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
@@ -139,7 +139,7 @@ def settings_of_run(
     world_size: int,
     replicas: int = 1,
     device: Device = "cuda",
-    accumulation: Accumulation | Mixture | None = None,
+    accumulation: Accumulation | Mixture | Budget | None = None,
 ) -> StepSettings:
     """Return the settings of the run that a configuration would start.
 
@@ -152,10 +152,11 @@ def settings_of_run(
         micro_batch_size=config.batch.micro_batch_size,
         world_size=world_size,
     )
-    return StepSettings(
+    asked = accumulation or config.accumulation
+    settings = StepSettings(
         sizes=config.model.sizes(),
         strategy=strategy,
-        accumulation=accumulation or config.accumulation,
+        accumulation="sharded" if isinstance(asked, Budget) else asked,
         world_size=world_size,
         replicas=replicas,
         micro_batch_size=plan.micro_batch_size,
@@ -172,3 +173,9 @@ def settings_of_run(
         # PyTorch's flash kernel for CPU has no dropout; attention falls back to plain products.
         attention="math" if device == "cpu" and config.model.dropout else "flash",
     )
+    if not isinstance(asked, Budget):
+        return settings
+    from toolkit.program.budget import spend
+
+    check_possible(strategy, asked)
+    return replace(settings, accumulation=spend(settings, asked))

@@ -81,7 +81,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         optimizer,
         launched=launched,
         plan=plan,
-        accumulation=config.accumulation,
+        accumulation=config.settled_accumulation,
         precision=config.precision,
         grad_clip=config.optimizer.grad_clip,
         reduce=config.reduce,
