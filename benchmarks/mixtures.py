@@ -28,7 +28,8 @@ def main(folder: Annotated[Path, typer.Argument(help="with records.jsonl")]) -> 
     for record in read_records(folder):
         if record.step_s:
             measured[record.case].append(record)
-    text = "\n".join([f"# {folder.name}", "", *describe(measured), "", *table(measured)])
+    lines = [f"# {folder.name}", "", recommend(measured), "", *describe(measured), ""]
+    text = "\n".join([*lines, *table(measured)])
     (folder / "mixtures.md").write_text(text + "\n")
     draw(measured, folder / PICTURE)
 
@@ -41,6 +42,25 @@ def seconds(records: Sequence[Record]) -> float:
 def peak(records: Sequence[Record]) -> int:
     """Return the most bytes that a rank had allocated in any repeat."""
     return max(record.peak_memory_bytes or 0 for record in records)
+
+
+def recommend(measured: Mapping[Case, list[Record]]) -> str:
+    """Return the fastest mixture with a peak no higher than a slower `replicated`, if any is."""
+    faster: dict[str, list[float]] = defaultdict(list)
+    for case, records in measured.items():
+        whole = measured.get(case.model_copy(update={"accumulation": "replicated"}))
+        if whole and whole != records and peak(records) <= peak(whole):
+            faster[f"{case.accumulation} ({case.precision})"].append(
+                seconds(records) / seconds(whole)
+            )
+    if not faster:
+        return "Nothing was measured that takes no more memory than a measured `replicated`."
+    name, ratios = min(faster.items(), key=lambda item: median(item[1]))
+    listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return (
+        f"Of what takes no more memory than `replicated`, the fastest was `{name}`: {listed} of "
+        "its time in the settings measured."
+    )
 
 
 def describe(measured: Mapping[Case, list[Record]]) -> list[str]:
