@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from toolkit.batching import BatchPlan
+from toolkit.engines.mixture import Mixture
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 
 STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -35,7 +36,7 @@ class Sizes(Protocol):
 
 def build_deepspeed_config(
     strategy: Strategy,
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     *,
     plan: BatchPlan,
     sizes: Sizes,
@@ -71,7 +72,7 @@ def bucket_elements(sizes: Sizes) -> int:
 
 
 def is_reduced_in_place(
-    strategy: Strategy, accumulation: Accumulation, precision: Precision
+    strategy: Strategy, accumulation: Accumulation | Mixture, precision: Precision
 ) -> bool:
     """Whether stage 2 reduces gradients where they are, without copying them to its bucket.
 

@@ -202,6 +202,7 @@ def build_case(
         accumulation=case.accumulation,
         precision=case.precision,
         grad_clip=case.grad_clip,
+        reduce=case.reduce,
         compile_blocks=case.compile,
     )
     fault(engine, case)
