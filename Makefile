@@ -21,7 +21,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" --numprocesses 2 --dist loadfile
 
 test-long: $(READY)
 	$(BIN)/pytest -m long
@@ -49,7 +49,7 @@ test-lowest test-highest: test-%:
 	.venv/versions/$*/bin/pytest -m "not long" tests/engines tests/distributed/test_engines.py \
 		tests/distributed/test_faults.py tests/distributed/test_verify_command.py
 
-# Time, traffic and memory of strategies and accumulation modes, and the report on them; carries on
+# Time, traffic and memory of strategies and accumulation modes, and the report on them; resumes
 # where it was stopped.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)

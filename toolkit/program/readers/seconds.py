@@ -26,7 +26,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class ComputeTimes:
-    """Seconds that one rank computes, communication left out.
+    """Seconds that one rank computes, without communication.
 
     Attributes:
         forward_s: of one micro-step.
