@@ -1,1 +1,1 @@
-"""A page to look at: data parallelism phase by phase, and the replay of a run's recorded steps."""
+"""A page to look at: data parallelism phase by phase, recorded in real processes."""

@@ -127,7 +127,9 @@ def plan_cases(
     ]
     if not cases:
         asked = f"{', '.join(strategies)} with {', '.join(accumulations)}"
-        raise UsageError(f"nothing to record of {asked}: {'; '.join(reasons.values()) or 'no pair'}")
+        raise UsageError(
+            f"nothing to record of {asked}: {'; '.join(reasons.values()) or 'no pair'}"
+        )
     copies = [case for case in cases if case.strategy == COPIES]
     if copies:
         cases += [replace(copies[0], averages=False), *_weighting(copies[0]), *_cut(copies[0])]

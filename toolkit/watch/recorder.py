@@ -91,7 +91,9 @@ class Recorder(Callback):
     def on_phase(self, phase: Phase) -> None:
         """Keep what the phase that ends here did."""
         if phase == "backward":
-            self._keep("forward", seen=self.problem.weights.seen, losses=self.problem.weights.losses)
+            self._keep(
+                "forward", seen=self.problem.weights.seen, losses=self.problem.weights.losses
+            )
             return
         if self._micro_step >= 0:
             self._keep("backward", own=self.problem.weights.gradient)

@@ -9,8 +9,8 @@ import pickle
 import signal
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -78,7 +78,7 @@ def record(case: Case, launched: Launched) -> dict[str, Any]:
                     "frames": recorder.frames,
                 }
                 batches.append(_merge(engine.ranks.gather(own)))
-            weights.append([numbers(copy) for copy in engine.state.replicated_tensors()][0])
+            weights.append(numbers(next(engine.state.replicated_tensors())))
     groups = engine.state.replica_groups()
     by_rank = engine.ranks.gather(weights) if groups else []
     return {
@@ -95,7 +95,7 @@ def drift(copies: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) ->
         copies: of each rank, the weights that it holds.
         groups: the ranks that hold copies of each other.
     """
-    values = [of_a_weight for group in groups for of_a_weight in zip(*(copies[r] for r in group))]
+    values = [of for group in groups for of in zip(*(copies[r] for r in group), strict=True)]
     return max(max(value) - min(value) for value in values)
 
 

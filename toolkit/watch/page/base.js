@@ -1,7 +1,6 @@
 "use strict";
-// What both pages share: the data, elements, numbers. Values only ever become text, never markup.
+// What the page is made of: the data, elements, numbers. Values only ever become text, never markup.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PARTS = { P: "weights", G: "gradients", O: "optimizer", A: "activations", L: "loss", C: "communication", x: "other" };
 
 /** Make an element: el("p.soft", {title: "…"}, children…); children are nodes or text. */
 function el(name, attributes = {}, ...children) {
@@ -37,10 +36,6 @@ function bytes(count) {
   return `${Number((count / 1024 ** unit).toPrecision(4))} ${["", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
-function seconds(value) {
-  return value < 1 ? `${Number((1000 * value).toPrecision(3))} ms` : `${Number(value.toPrecision(3))} s`;
-}
-
 const letter = (part) => el(`span.part.${part}`, { "aria-hidden": "true" }, part);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -52,12 +47,17 @@ function choices(title, name, items, taken, onchange) {
       el("span", {}, label))));
 }
 
-/** Replace what is in a node, and keep the focus where it was. */
+// After a choice by mouse the arrow keys are the page's again; by keyboard they stay the choice's.
+let byPointer = false;
+document.addEventListener("pointerdown", () => { byPointer = true; }, true);
+document.addEventListener("keydown", () => { byPointer = false; }, true);
+
+/** Replace what is in a node, and keep the keyboard's focus where it was. */
 function fill(node, ...children) {
   const focused = document.activeElement;
   const key = focused && node.contains(focused) ? [focused.name, focused.value, focused.dataset.key] : null;
   node.replaceChildren(...children.flat().filter((child) => child != null));
-  if (!key) return;
+  if (!key || byPointer) return;
   const again = [...node.querySelectorAll("input, button, select")].find((other) =>
     key[2] ? other.dataset.key === key[2] : key[0] && other.name === key[0] && other.value === key[1]);
   if (again) again.focus({ preventScroll: true });

@@ -119,10 +119,6 @@ function row(part, label, values, kind, before) {
   return el("tr", { "data-part": label }, el("th", { scope: "row" }, letter(part), label), cells);
 }
 
-function ownGradients(view) {
-  return ["backward"].includes(view.phase);
-}
-
 /** The state that a view shows: a backward pass that is about to be reduced holds what was there before. */
 function stateOf(view, rank) {
   const frames = view.batch.frames;
@@ -133,7 +129,7 @@ function stateOf(view, rank) {
 
 function drawRanks(views, view) {
   const { weights } = current().case;
-  const names = Array.from({ length: weights }, (_, index) => el("th", { scope: "col" }, `w${index + 1}`));
+  const names = () => Array.from({ length: weights }, (_, index) => el("th", { scope: "col" }, `w${index + 1}`));
   const none = Array(weights).fill(null);
   const previous = views[lesson.at - 1];
   const panels = view.frame.ranks.map((found, rank) => {
@@ -145,11 +141,11 @@ function drawRanks(views, view) {
     return el("section.card.rank", { "aria-label": `rank ${rank}` },
       el("h3", {}, `rank ${rank}`, el("span.soft.small", {}, `gradients ${bytes(state.gradient_bytes)}`)),
       el("div.scroll", {}, el("table", {},
-        el("thead", {}, el("tr", {}, el("td", {}), names)),
+        el("thead", {}, el("tr", {}, el("th", {}), names())),
         el("tbody", {},
           gathers ? row("P", "gathered", whole, "gathered") : null,
           row("P", "weights", state.weights, "here", earlier && earlier.weights),
-          ownGradients(view) ? row("G", "own", found.own, "here") : null,
+          view.phase === "backward" ? row("G", "own", found.own, "here") : null,
           row("G", "gradient", gradient, "here"),
           state.master ? row("O", "master", state.master, "here", earlier && earlier.master) : null))));
   });
@@ -199,8 +195,8 @@ function drawWorking(view) {
 }
 
 function drawDrift() {
-  const copies = recordings.filter((other) => other.case.scenario === "lesson" && other.drift.length && [true, false].includes(other.case.averages));
-  const lines = [current(), ...copies.filter((other) => !other.case.averages)].filter((other, index, all) => other.drift.length && all.indexOf(other) === index);
+  const copies = recordings.filter((other) => other.case.scenario === "lesson" && !other.case.averages);
+  const lines = [current(), ...copies].filter((other, index, all) => other.drift.length && all.indexOf(other) === index);
   const most = Math.max(1e-9, ...lines.flatMap((line) => line.drift));
   const count = Math.max(1, ...lines.map((line) => line.drift.length));
   const [width, height, left, bottom] = [520, 130, 42, 22];

@@ -1,4 +1,1 @@
-const page = document.getElementById("page");
-if (DATA.kind === "lesson") buildLesson(page);
-else buildReplay(page);
-if (DATA.dials) buildDials(page);
+buildLesson(document.getElementById("page"));
