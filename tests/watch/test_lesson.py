@@ -25,7 +25,7 @@ Recording = dict[str, Any]
 
 
 def page_of(recordings: list[Recording], out: Path, **more: Any) -> Path:
-    write_page({"kind": "lesson", "recordings": recordings, "start": 0, **more}, out, title="t")
+    write_page({"recordings": recordings, "start": 0, **more}, out, title="t")
     return out
 
 

@@ -8,6 +8,7 @@ import typer
 from toolkit.engines.strategies import ACCUMULATIONS, ALONE, COPIES, STRATEGIES
 
 if TYPE_CHECKING:
+    from toolkit.watch.dials import build_dials
     from toolkit.watch.lesson import Case
 
 Strategies = Annotated[str, typer.Option("--strategy", help="Engines, comma-separated.")]
@@ -52,17 +53,16 @@ def watch(
         weights=weights,
         batches=batches,
     )
-    cases, reasons = plan_cases(
-        base,
-        strategies=tuple(choices("--strategy", strategy, STRATEGIES)),
-        accumulations=tuple(choices("--accumulation", accumulation, ACCUMULATIONS)),
-    )
+    strategies = tuple(choices("--strategy", strategy, STRATEGIES))
+    modes = tuple(choices("--accumulation", accumulation, ACCUMULATIONS))
+    cases, reasons = plan_cases(base, strategies=strategies, accumulations=modes)
     start = _start(cases, averages=not no_averaging, mean_of_means=mean_of_means)
     for reason in reasons:
         typer.echo(f"not recorded: {reason}", err=True)
     typer.echo(f"recording {counted(len(cases), 'case')} in real processes", err=True)
     recordings = record_cases(cases, timeout_s=timeout)
-    data = {"kind": "lesson", "recordings": recordings, "start": start}
+    dials = build_dials(strategies, modes)
+    data = {"recordings": recordings, "start": start, "dials": dials}
     write_page(data, out, title="Watch data parallelism happen")
     typer.echo(out)
 

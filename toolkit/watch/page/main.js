@@ -1,1 +1,3 @@
-buildLesson(document.getElementById("page"));
+const page = document.getElementById("page");
+buildLesson(page);
+if (DATA.dials) buildDials(page);
