@@ -13,6 +13,9 @@ from tests.watch.browser import opened
 from toolkit import cli
 from toolkit.engines.strategies import ACCUMULATIONS
 from toolkit.errors import UsageError
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import estimate_peak
+from toolkit.watch.dials import SIZES, build_dials
 from toolkit.watch.lesson import CUT_BATCH, LR, Case, plan_cases
 from toolkit.watch.page import write_page
 from toolkit.watch.record import record_cases
@@ -39,11 +42,17 @@ def quick() -> list[Recording]:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Recording], Path]:
+    """What the command records where it is asked for nothing in particular."""
     out = tmp_path_factory.mktemp("watch") / "page.html"
-    cases, reasons = plan_cases(BASE, strategies=ENGINES, accumulations=ACCUMULATIONS)
-    assert reasons == []
-    recordings = record_cases(cases, timeout_s=280)
-    return recordings, page_of(recordings, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["toolkit", "watch", "--out", str(out)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert not end.value.code
+    [data] = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', out.read_text()
+    )
+    return json.loads(data)["recordings"], out
 
 
 def by_hand(case: Case, batch: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,8 +219,7 @@ def test_the_working_is_what_a_reader_computes(quick: list[Recording], tmp_path:
     assert equations >= 4 * 5
 
 
-@pytest.mark.parametrize("width", [360, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1600, "light")])
 def test_nothing_is_cut_off(
     quick: list[Recording], tmp_path: Path, width: int, scheme: str
 ) -> None:
@@ -270,3 +278,23 @@ def test_every_recording_is_walked_through(everything: tuple[list[Recording], Pa
         out = everything[1].with_name(f"{place}.html")
         with opened(page_of([recording], out)) as page:
             assert walk(page, recording)[-1] == "Update"
+
+
+def test_the_dials_show_the_estimators_figures(quick: list[Recording], tmp_path: Path) -> None:
+    settings = StepSettings(
+        sizes=SIZES,
+        strategy="ddp",
+        accumulation="replicated",
+        world_size=4,
+        micro_batch_size=4,
+        grad_accum_steps=4,
+    )
+    gib = estimate_peak(settings).total / 1024**3
+    dials = build_dials(["ddp"], ["replicated", "sharded"])
+    with opened(page_of(quick[:1], tmp_path / "page.html", dials=dials)) as page:
+        assert page.locator("#tokens strong").inner_text() == "65,536 tokens per update"
+        cells = page.locator("tr.now td").all_inner_texts()
+        assert cells[:4] == ["4", "4", "4", f"{gib:.4g} GiB"]
+        page.get_by_role("slider").first.press("ArrowRight")
+        assert page.locator("tr.now td").first.inner_text() == "16"
+        assert page.locator("#tokens strong").inner_text() == "262,144 tokens per update"
