@@ -100,6 +100,19 @@ def test_the_first_batch_is_what_it_is_by_hand(quick: list[Recording]) -> None:
         check_first_batch(recording, BASE)
 
 
+def test_every_batch_reduces_the_same_bytes(quick: list[Recording]) -> None:
+    """A reduction is all four weights of 4 bytes: one per update, or one per micro-step."""
+    for recording, reductions in zip(quick[:3], (1, 2, 0), strict=True):
+        for batch in recording["batches"]:
+            for rank in range(BASE.gpus):
+                calls = [
+                    call for frame in batch["frames"] for call in frame["ranks"][rank]["calls"]
+                ]
+                # DDP also broadcasts the layout of its buckets once, in the second batch.
+                large = [call for call in calls if call[2] > 1 and call[0] != "other"]
+                assert large == [["all_reduce", 16, 4, [0, 1, 2, 3]]] * reductions
+
+
 def test_copies_drift_only_without_averaging(quick: list[Recording]) -> None:
     assert [quick[0]["drift"], quick[1]["drift"]] == [[0.0] * BASE.batches] * 2
     apart = quick[2]

@@ -83,8 +83,9 @@ class Recorder(Callback):
     def step(self) -> Iterator[None]:
         """Record the step that is made inside."""
         self.frames, self._micro_step, self._counted = [], -1, 0
+        self._counter = CollectiveCounter()
         self._keep("read")
-        with CollectiveCounter() as self._counter:
+        with self._counter:
             yield
         self._keep("update")
 
