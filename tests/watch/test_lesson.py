@@ -152,6 +152,21 @@ def test_off_without_copies_is_refused(
     assert "only ddp has copies that can drift apart" in capsys.readouterr().err
 
 
+def test_the_command_opens_the_page_where_it_is_asked_to(
+    quick: list[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the processes, which the recordings at hand stand for."""
+    out = tmp_path / "page.html"
+    words = ["--strategy", "ddp", "--mean-of-means", "--out", str(out)]
+    monkeypatch.setattr("toolkit.watch.record.record_cases", lambda cases, timeout_s: quick)
+    monkeypatch.setattr(sys, "argv", ["toolkit", "watch", *words])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    with opened(out) as page:
+        assert page.locator("#loss b").inner_text() == "1.5"
+        assert page.locator("tr.now").count() == 1
+
+
 def shown(value: float | None) -> str:
     """Return a number as the page has it."""
     if value is None:

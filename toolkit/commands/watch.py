@@ -8,7 +8,6 @@ import typer
 from toolkit.engines.strategies import ACCUMULATIONS, ALONE, COPIES, STRATEGIES
 
 if TYPE_CHECKING:
-    from toolkit.watch.dials import build_dials
     from toolkit.watch.lesson import Case
 
 Strategies = Annotated[str, typer.Option("--strategy", help="Engines, comma-separated.")]
@@ -40,6 +39,7 @@ def watch(
     """
     from toolkit.counted import counted
     from toolkit.verify.options import choices
+    from toolkit.watch.dials import build_dials
     from toolkit.watch.lesson import Case, plan_cases
     from toolkit.watch.page import write_page
     from toolkit.watch.record import record_cases
