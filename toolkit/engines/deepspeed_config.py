@@ -68,7 +68,7 @@ def build_deepspeed_config(
 def bucket_elements(sizes: Sizes) -> int:
     """Return the elements that are reduced at one time; DeepSpeed insists on an even number."""
     bucket = min(sizes.parameter_count // BUCKETS_PER_MODEL, LARGEST_BUCKET)
-    return bucket - bucket % 2
+    return max(2, bucket - bucket % 2)
 
 
 def is_reduced_in_place(

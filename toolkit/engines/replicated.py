@@ -73,3 +73,10 @@ class ReplicatedEngine(Engine):
         if self.accumulation == "replicated" and self.launched.strategy == "ddp":
             return self.model.no_sync()
         return super()._before_last_micro_step()
+
+    def without_averaging(self) -> AbstractContextManager[None]:
+        """Return a context of steps in which each rank updates by its own gradient alone.
+
+        The fault that `toolkit watch` shows: nothing fails, and the copies drift apart.
+        """
+        return self.model.no_sync()
