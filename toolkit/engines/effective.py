@@ -245,8 +245,11 @@ def _reduction_facts(engine: Engine, counter: CollectiveCounter, asked: Reductio
         if call.kind in REDUCING and call.elements > above:
             found[call.at_boundary].add(call.kind)
             earlier_bytes += 0 if call.at_boundary else call.elements * call.itemsize
-    return [
+    facts = [
         Fact("gradient reductions before the last micro-step", set(asked.earlier), found[False]),
         Fact("gradient reductions at the last micro-step", set(asked.at_boundary), found[True]),
-        Fact("bytes reduced before the last micro-step", asked.earlier_bytes, earlier_bytes),
     ]
+    if asked.earlier_bytes is not None:
+        name = "bytes reduced before the last micro-step"
+        facts.append(Fact(name, asked.earlier_bytes, earlier_bytes))
+    return facts

@@ -30,9 +30,10 @@ class Reductions(NamedTuple):
 
     Attributes:
         earlier, at_boundary: kinds of collective.
-        earlier_bytes: their payload before the last micro-step.
+        earlier_bytes: their payload before the last micro-step; None where it is not known, as of a
+            model that no program describes.
     """
 
     earlier: frozenset[Kind]
     at_boundary: frozenset[Kind]
-    earlier_bytes: int
+    earlier_bytes: int | None
