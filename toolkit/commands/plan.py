@@ -32,7 +32,10 @@ def plan(
     strategies: Strategies = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Name the fastest configuration that fits, and why."""
+    """Name the fastest configuration that fits, and why.
+
+    Example: toolkit plan --preset gpt2-xl --gpus 64 --gpu H100-80 --between-machines 400Gbit
+    """
     from toolkit.engines.strategies import STRATEGIES
     from toolkit.errors import UsageError
     from toolkit.memory.hardware import find_gpu

@@ -17,13 +17,10 @@ def become(strategy: Strategy, *, timeout: timedelta) -> Launched:
     Raises:
         UsageError, HangError: as `start_process_group`.
     """
-    from accelerate import PartialState
-
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(strategy.startswith("zero")).lower()
     os.environ["ACCELERATE_USE_FSDP"] = str(strategy in FSDP2_STRATEGIES).lower()
     os.environ["FSDP_VERSION"] = "2"
-    PartialState._reset_state()
-    forget_engine()
+    forget_engine(with_processes=True)
     rank, world_size = (int(os.environ.get(key, d)) for key, d in (("RANK", 0), ("WORLD_SIZE", 1)))
     launched = Launched(strategy, rank, rank, world_size, replicas_of(strategy), None)
     start_process_group(launched, timeout=timeout)

@@ -7,6 +7,7 @@ from toolkit.config import RunConfig
 from toolkit.engines.mixture import Budget, Mixture, check_possible
 from toolkit.engines.strategies import (
     STRATEGIES,
+    SUPPORT,
     Accumulation,
     Strategy,
     possible_accumulations,
@@ -79,7 +80,8 @@ def _modes(
     try:
         check_possible(strategy, asked)
     except UsageError as error:
-        skipped.append(f"{strategy}: {error}")
+        reason = SUPPORT[strategy][asked].note if isinstance(asked, str) else error
+        skipped.append(f"{strategy}: {reason}")
         return []
     return [asked]
 

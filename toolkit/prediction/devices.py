@@ -125,7 +125,7 @@ def widest_use() -> Use:
 def _measured_use() -> dict[str, Use]:
     found = {}
     for gpu, row in _read("use.csv").items():
-        shares = Shares(*(float(row[name]) for name in Shares._fields))
+        shares = Shares(*(float(row[name]) for name in Shares.__annotations__))
         found[gpu] = Use(shares, shares, shares, float(row["least"]), float(row["most"]))
     return found
 
