@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -157,8 +156,6 @@ def _train(start: Start) -> int:
 
 def _run(start: Start, stop: StopRequest) -> None:
     """Build everything, describe it, train."""
-    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import torch
 
     from toolkit.training.build import build_run
