@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 
 from toolkit.data.order import micro_batch_slots
 from toolkit.engines.accelerate_internals import forget_engine
@@ -194,6 +195,7 @@ def build_case(
         activation_checkpointing=case.activation_checkpointing,
         loss=case.loss,
     )
+    model.to(PartialState().device)
     engine = build_engine(
         model,
         build_optimizer(model, case.optimizer_config()),
