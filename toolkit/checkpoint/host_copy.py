@@ -8,6 +8,8 @@ import torch
 
 from toolkit.checkpoint.tensors import Entry
 from toolkit.engines.torch_internals import lock_pages
+from toolkit.errors import UsageError
+from toolkit.memory.hardware import with_unit
 
 
 class HostCopy:
@@ -20,6 +22,9 @@ class HostCopy:
     Args:
         pieces: the largest share there will be, whose values are not read yet.
         device: where the state is.
+
+    Raises:
+        UsageError: the host does not let that much be locked.
     """
 
     def __init__(self, pieces: Sequence[Entry], device: torch.device) -> None:
@@ -28,7 +33,16 @@ class HostCopy:
         self._values = np.empty(size, dtype=np.float32)
         self._values.fill(0.0)
         if device.type == "cuda" and size:
+            self._lock()
+
+    def _lock(self) -> None:
+        try:
             lock_pages(self._values)
+        except RuntimeError as error:
+            raise UsageError(
+                f"training.async_save: {with_unit(self._values.nbytes)} of host memory per rank "
+                f"cannot be locked for the GPU ({error}); set it to false"
+            ) from None
 
     @torch.no_grad()
     def take(self, pieces: Sequence[Entry]) -> list[Entry]:

@@ -62,14 +62,19 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
         backend = {"cpu": True}
     try:
         state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
+        _check_world(launched)
+        _check_reduction(state.device)
+    except dist.DistBackendError as error:
+        raise UsageError(
+            f"NCCL cannot connect the {launched.world_size} processes "
+            f"({_last_line(str(error))}); NCCL_DEBUG=WARN prints why"
+        ) from None
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise HangError(
             f"the {launched.world_size} processes did not all come together within "
             f"{timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start a launcher on "
             "every machine, each with a node rank of its own"
         ) from None
-    _check_world(launched)
-    _check_reduction(state.device)
     return state.device
 
 
@@ -196,18 +201,12 @@ def _check_world(launched: Launched) -> None:
 def _check_reduction(device: torch.device) -> None:
     """Reduce known values: rank r gives r + 1, so the sum is n (n + 1) / 2.
 
-    It is the first collective, at which NCCL connects the ranks.
+    It is the first collective, at which NCCL connects the ranks; under DeepSpeed it has before.
     """
     world_size = dist.get_world_size()
     expected = world_size * (world_size + 1) / 2
     value = torch.tensor(float(dist.get_rank() + 1), device=device)
-    try:
-        dist.all_reduce(value)
-    except dist.DistBackendError as error:
-        raise UsageError(
-            f"{dist.get_backend()} cannot connect the {world_size} processes "
-            f"({_last_line(str(error))}); NCCL_DEBUG=WARN prints why"
-        ) from None
+    dist.all_reduce(value)
     if value.item() != expected:
         raise UsageError(
             f"the known sum over {world_size} ranks came out as {value.item()}, not {expected}: "

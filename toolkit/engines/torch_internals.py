@@ -170,7 +170,9 @@ def lock_pages(values: np.ndarray) -> None:
     check_attributes("torch", READ_IN, _pin_memory_utils, ("pin_memory", "unpin_memory"))
     address = values.ctypes.data
     _pin_memory_utils.pin_memory(address, values.nbytes)
-    weakref.finalize(values, _pin_memory_utils.unpin_memory, address)
+    unlocking = weakref.finalize(values, _pin_memory_utils.unpin_memory, address)
+    # As the interpreter ends CUDA may have ended before.
+    unlocking.atexit = False
 
 
 def fake_store() -> dist.Store:
