@@ -4,16 +4,18 @@ The toolkit refuses the precision, Accelerate leaves the scaler out, DeepSpeed a
 fp16 arithmetic. Below these three checks everything is the library's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from toolkit.engines import build
-from toolkit.engines.strategies import Strategy
+from toolkit.engines.strategies import FSDP2_STRATEGIES, Strategy
 
 OVERFLOWS = 2.0**30
 """A scale at which the gradients of the tiny models are not finite in fp16."""
@@ -30,11 +32,13 @@ def fp16_on_cpu(strategy: Strategy, *, scale: float = 2.0**16) -> Iterator[None]
             here = get_accelerator()
             patches.enter_context(patch.object(here, "is_fp16_supported", lambda: True))
         else:
-            patches.enter_context(patch.object(Accelerator, "__init__", _scaling(scale)))
+            scaler = ShardedGradScaler if strategy in FSDP2_STRATEGIES else torch.amp.GradScaler
+            start = partial(scaler, "cpu", init_scale=scale)
+            patches.enter_context(patch.object(Accelerator, "__init__", _scaling(start)))
         yield
 
 
-def _scaling(scale: float) -> Any:
+def _scaling(scaler: Callable[[], Any]) -> Any:
     start = Accelerator.__init__
 
     def start_with_scaler(accelerator: Any, **settings: Any) -> None:
@@ -42,6 +46,6 @@ def _scaling(scale: float) -> Any:
         if accelerator.mixed_precision == "fp16":
             # As Accelerate does on every other device.
             accelerator.native_amp = True
-            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            accelerator.scaler = scaler()
 
     return start_with_scaler

@@ -41,6 +41,7 @@ def test_what_is_effective_is_returned_as_facts() -> None:
         "tied weights": "one parameter",
         "optimizer's parameters": "the model's",
         "Accelerate's own divisor of the loss": "1",
+        "fp32 matrix products": "highest",
         "parameter dtypes": "float32",
     }
 
@@ -79,6 +80,10 @@ def _unwrapped(engine: Engine) -> None:
     engine.launched = replace(SINGLE, strategy="ddp")
 
 
+def _rounded_products(engine: Engine) -> None:
+    torch.set_float32_matmul_precision("high")
+
+
 def _low_precision(engine: Engine) -> None:
     engine.module.to(torch.bfloat16)
 
@@ -88,6 +93,7 @@ def _low_precision(engine: Engine) -> None:
     [
         (_lone, "world size: asked 2, found 1"),
         (_unwrapped, "wrapper: asked DistributedDataParallel, found GPT2"),
+        (_rounded_products, "fp32 matrix products: asked highest, found high"),
         (_low_precision, "parameter dtypes: asked float32, found bfloat16"),
     ],
 )
@@ -97,6 +103,14 @@ def test_what_is_not_effective_is_named(fault: Callable[[Engine], None], words: 
     with pytest.raises(UsageError) as caught:
         check_effective(engine, precision="fp32", tied=TIED)
     assert words in str(caught.value)
+
+
+def test_what_a_container_rounds_to_tf32_stays_fp32() -> None:
+    """`TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1` makes this PyTorch's value at its start."""
+    torch.set_float32_matmul_precision("high")
+    build()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_every_difference_is_named_at_once() -> None:

@@ -1,9 +1,11 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.training.runs import Start
 from toolkit.config import load_run_config
 from toolkit.engines.accelerate_internals import forget_engine
 from toolkit.engines.launched import read_launch
@@ -85,3 +87,37 @@ def test_a_run_that_compiles_nothing_starts_and_says_what_decays(run_file: Path)
         f"{(512 + 32) * 16 + 12 * 16**2:,} parameters decay by 0.1",
         f"{13 * 16 + 2 * 16} parameters decay by 0",
     ]
+
+
+def test_a_deterministic_run_asks_pytorch_and_cublas_for_it(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    # cuBLAS reads it when CUDA starts, which is as the processes join.
+    found: list[str | None] = []
+
+    def join(*arguments: object) -> None:
+        found.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        raise InterruptedError
+
+    monkeypatch.setattr(build, "_join", join)
+    for override in ("false", "true"):
+        config = load_run_config(run_file, [f"training.deterministic={override}"])
+        with pytest.raises(InterruptedError):
+            build_run(config, read_launch({}), run_file.parent)
+    assert (found, asked) == ([None, ":4096:8"], [True])
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_every_kernel_of_a_run_has_one_order(start: Start) -> None:
+    """PyTorch raises where it has no such kernel."""
+    for loss in ("plain", "chunked"):
+        words = [f"run_name={loss}", f"model.loss={loss}", "model.dropout=0.1"]
+        torch.use_deterministic_algorithms(True)
+        try:
+            start(*words, "training.steps=1").fit()
+        finally:
+            torch.use_deterministic_algorithms(False)

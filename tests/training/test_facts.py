@@ -140,3 +140,15 @@ def test_the_run_folder_must_be_shared_unless_nothing_is_saved(run_file: Path) -
     unsaved = facts_of(run_file, "training.checkpoint_every=never")
     assert unsaved["run folder"] == {}
     assert key in unsaved[FREE]
+
+
+def test_builds_for_nvidia_and_for_amd_are_told_apart(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    nvidia = facts_of(run_file)["versions"]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    amd = facts_of(run_file)["versions"]
+    assert (nvidia["cuda"], nvidia["hip"], amd["cuda"], amd["hip"]) == ("13.0", None, None, "7.0")

@@ -45,3 +45,22 @@ def test_after_that_it_is_set_anew_and_counts_from_the_last_mark(
     dog.mark()
     time.sleep(0.1)
     assert dumpers[1:] == [pytest.approx(TIMEOUT_S, abs=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("innermost", "waits"),
+    [
+        # Where a GPU's number is read that depends on a collective.
+        ("toolkit/engines/norm.py", True),
+        ("deepspeed/runtime/zero/stage3.py", True),
+        ("toolkit/model/gpt2.py", False),
+        ("toolkit/training/loop.py", False),
+    ],
+)
+def test_a_rank_waits_where_its_stack_is_in_an_engine(innermost: str, waits: bool) -> None:
+    stacks = (
+        'Thread 0x01 (most recent call first):\n  File "/python/threading.py", line 1 in wait\n\n'
+        f'Thread 0x02 (most recent call first):\n  File "/packages/{innermost}", line 1 in inner\n'
+        '  File "/packages/toolkit/training/step.py", line 2 in train_step\n'
+    )
+    assert watchdog._is_waiting(stacks) is waits

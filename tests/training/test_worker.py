@@ -5,12 +5,16 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.training.runs import folder_of, summary
+from toolkit.errors import NonFiniteError, Preempted, ToolkitError, UntrustedError
 from toolkit.training import memory, worker
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate", "unlaunched")
@@ -170,3 +174,24 @@ def test_what_the_first_rank_reported_the_others_do_not(
     assert printed["0", "none"].startswith("error: 'none' matches no shard")
     assert printed["1", "none"] == ""
     assert printed["1", "nothing"].startswith("error: rank 1: 'nothing' matches no shard")
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (None, True),
+        (Preempted("stopped by SIGTERM"), True),
+        (NonFiniteError("the loss is nan"), True),
+        (UntrustedError("one rank's own"), False),
+    ],
+)
+def test_the_group_is_left_where_all_ranks_end(error: Exception | None, ends: bool) -> None:
+    """A rank that fails alone must not wait for the others there."""
+    ended: list[bool] = []
+    engine: Any = SimpleNamespace(
+        accelerator=SimpleNamespace(end_training=lambda: ended.append(True))
+    )
+    with suppress(ToolkitError), worker._ending_together(engine):
+        if error is not None:
+            raise error
+    assert ended == [True] * ends

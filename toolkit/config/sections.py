@@ -247,6 +247,8 @@ class TrainingConfig(Section):
     """Updates in a row that may be skipped before the run rolls back or ends."""
     on_loss_spike: Literal["warn", "roll_back"] = "warn"
     """When the loss is far above that of the steps before: report it, or roll back as well."""
+    deterministic: bool = False
+    """Kernels that add in one order, so that a GPU too resumes bit-equal; some are slower."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     profile: Annotated[tuple[int, ...] | None, BeforeValidator(_as_tuple)] = None

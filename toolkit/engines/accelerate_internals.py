@@ -1,11 +1,13 @@
 """What Accelerate does not document and this toolkit needs: the one place that reaches for it.
 
 Read in accelerate 1.16.0: `accelerate/state.py`, `accelerate/optimizer.py`,
-`accelerate/commands/launch.py`.
+`accelerate/commands/launch.py`, `accelerate/utils/modeling.py`.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from toolkit.engines.attributes import check_attributes
 
@@ -58,6 +60,16 @@ def admit_sharding() -> None:
     state = PartialState()
     check_attributes("accelerate", READ_IN, state, ("distributed_type",))
     state.distributed_type = DistributedType.MULTI_GPU
+
+
+def plain_scaler(scaler: Any) -> torch.amp.GradScaler:
+    """Return PyTorch's scaler instead of FSDP1's, which Accelerate takes for FSDP2 as well.
+
+    FSDP1's flag of an overflow has a shape at which a fused optimizer fails (torch 2.13); with
+    sharded parameters PyTorch's brings the ranks' flags together by itself.
+    """
+    check_attributes("accelerate", READ_IN, scaler, ("_device", "get_scale"))
+    return torch.amp.GradScaler(scaler._device, init_scale=scaler.get_scale())
 
 
 def plain_optimizer(wrapped: Any) -> Any:

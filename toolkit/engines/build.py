@@ -8,7 +8,11 @@ import torch
 from torch import nn
 
 from toolkit.batching import BatchPlan
-from toolkit.engines.accelerate_internals import admit_sharding, plain_optimizer
+from toolkit.engines.accelerate_internals import (
+    admit_sharding,
+    plain_optimizer,
+    plain_scaler,
+)
 from toolkit.engines.blocks import blocks_of, sizes_of
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
@@ -62,6 +66,8 @@ def build_engine(
     """
     from accelerate import Accelerator
 
+    # NVIDIA's containers let cuBLAS round fp32 to TF32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1).
+    torch.set_float32_matmul_precision("highest")
     blocks = blocks_of(model, block_classes)
     _check_model(model, blocks, launched.strategy)
     check_possible(launched.strategy, accumulation)
@@ -75,6 +81,8 @@ def build_engine(
         project_dir=project_dir,
         **_plugins(launched, plan, model, blocks, accumulation, precision, reduce, grad_clip),
     )
+    if accelerator.scaler is not None:
+        accelerator.scaler = plain_scaler(accelerator.scaler)
     to_compile = blocks if compile_blocks else []
     wrapped, wrapped_optimizer = _wrap(accelerator, model, optimizer, to_compile)
     return _engine_class(launched, blocks)(

@@ -62,6 +62,7 @@ def check_effective(
         *([Fact("tied weights", "one parameter", _tie(engine.module, *tied))] if tied else []),
         Fact("optimizer's parameters", "the model's", _optimizer_parameters(engine)),
         Fact("Accelerate's own divisor of the loss", 1, _divisor(engine)),
+        Fact("fp32 matrix products", "highest", torch.get_float32_matmul_precision()),
         *_strategy_facts(engine, precision),
     ]
     _raise_differences(facts)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from toolkit.counted import counted
 from toolkit.engines.agreement import differences
 from toolkit.engines.launched import Launched, leave_to_the_run
 from toolkit.engines.torch_internals import all_groups, set_time_limit
@@ -46,7 +47,9 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     if not torch.cuda.is_available():
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     _quieten_engines()
-    if launched.strategy.startswith("zero"):
+    if torch.cuda.is_available():
+        _take_gpu(launched)
+    elif launched.strategy.startswith("zero"):
         build_extensions_here(announce=launched.rank == 0)
     from accelerate import PartialState
 
@@ -59,15 +62,40 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
         backend = {"cpu": True}
     try:
         state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
+        _check_world(launched)
+        _check_reduction(state.device)
+    except dist.DistBackendError as error:
+        raise UsageError(
+            f"NCCL cannot connect the {launched.world_size} processes "
+            f"({_last_line(str(error))}); NCCL_DEBUG=WARN prints why"
+        ) from None
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise HangError(
             f"the {launched.world_size} processes did not all come together within "
             f"{timeout.total_seconds():g} s ({str(error).splitlines()[0]}); start a launcher on "
             "every machine, each with a node rank of its own"
         ) from None
-    _check_world(launched)
-    _check_reduction(state.device)
     return state.device
+
+
+def _take_gpu(launched: Launched) -> None:
+    """Make a GPU of its own this process's, before anything else looks for one.
+
+    Accelerate 1.16 does so after the group has started, and gives two processes one GPU where there
+    are more processes; NCCL then fails at the first collective, in words of its own.
+
+    Raises:
+        UsageError: this machine has fewer GPUs than processes.
+    """
+    gpus = torch.cuda.device_count()
+    if launched.local_rank >= gpus:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", str(launched.local_rank + 1))
+        raise UsageError(
+            f"{processes} processes were started on {socket.gethostname()}, where PyTorch sees "
+            f"{counted(gpus, 'GPU')}; each process needs one of its own: lower --num_processes, "
+            "or unset CUDA_VISIBLE_DEVICES if it hides some"
+        )
+    torch.cuda.set_device(launched.local_rank)
 
 
 def leave_process_group() -> None:
@@ -171,7 +199,10 @@ def _check_world(launched: Launched) -> None:
 
 
 def _check_reduction(device: torch.device) -> None:
-    """Reduce known values: rank r gives r + 1, so the sum is n (n + 1) / 2."""
+    """Reduce known values: rank r gives r + 1, so the sum is n (n + 1) / 2.
+
+    It is the first collective, at which NCCL connects the ranks; under DeepSpeed it has before.
+    """
     world_size = dist.get_world_size()
     expected = world_size * (world_size + 1) / 2
     value = torch.tensor(float(dist.get_rank() + 1), device=device)
@@ -181,3 +212,8 @@ def _check_reduction(device: torch.device) -> None:
             f"the known sum over {world_size} ranks came out as {value.item()}, not {expected}: "
             "two processes have the same rank, or the communication backend does not add"
         )
+
+
+def _last_line(text: str) -> str:
+    """NCCL's own reason, which stands below PyTorch's trace of it."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"])[-1]

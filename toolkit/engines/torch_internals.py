@@ -3,13 +3,15 @@
 Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_python_dispatch.py`,
 `torch/distributed/distributed_c10d.py`, `torch/_subclasses/fake_tensor.py`,
 `torch/distributed/_tools`, `torch/testing/_internal/distributed/fake_pg.py`,
-`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`.
+`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`, `torch/cuda/_pin_memory_utils.py`.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -155,6 +157,22 @@ def memory_trackers() -> tuple[Any, Any]:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     return MemTracker, FSDPMemTracker
+
+
+def lock_pages(values: np.ndarray) -> None:
+    """Keep an array's pages in place for as long as it lives, so that a GPU can copy into them.
+
+    Raises:
+        RuntimeError: CUDA cannot lock that much.
+    """
+    from torch.cuda import _pin_memory_utils
+
+    check_attributes("torch", READ_IN, _pin_memory_utils, ("pin_memory", "unpin_memory"))
+    address = values.ctypes.data
+    _pin_memory_utils.pin_memory(address, values.nbytes)
+    unlocking = weakref.finalize(values, _pin_memory_utils.unpin_memory, address)
+    # As the interpreter ends CUDA may have ended before.
+    unlocking.atexit = False
 
 
 def fake_store() -> dist.Store:

@@ -1,5 +1,6 @@
 """From a configuration and a launch to everything a run needs, in the one order that works."""
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -61,6 +62,8 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         UsageError: the batch, the data or the launch does not fit the configuration, the ranks were
             not started alike, or what was asked is not effective.
     """
+    if config.training.deterministic:
+        compute_deterministically()
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
     val = build_val(config)
@@ -131,6 +134,17 @@ def _join(
         device = start_process_group(launched, timeout=timeout)
         facts = run_facts(config, launched, data, device=device, mark=mark)
         return device, compare_ranks(facts, REMEDIES, device=device)
+
+
+def compute_deterministically() -> None:
+    """Let every kernel add in one order; must run before CUDA starts.
+
+    As PyTorch's notes on reproducibility ask for: cuBLAS reads the variable at its first use. New
+    memory, which would be filled, is always written here before it is read.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def build_model(config: RunConfig) -> GPT2:

@@ -81,7 +81,7 @@ def run_facts(
         "code": source_digests(_PACKAGE),
         "configuration": equal,
         "data": {key: _short(values) for key, values in dotted_values(data).items()},
-        "versions": {"python": _python(parts=2), **decisive, "cuda": torch.version.cuda},
+        "versions": {"python": _python(parts=2), **decisive, **_gpu_libraries()},
         "hardware": hardware,
         "run folder": shared if saves else {},
         FREE: {
@@ -137,6 +137,11 @@ def _hardware(device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     instructions = torch.backends.cpu.get_cpu_capability()
     capability = {"device": device.type, "machine": platform.machine()}
     return {**capability, "vector instructions": instructions}, {"cpu cores": os.cpu_count()}
+
+
+def _gpu_libraries() -> dict[str, str | None]:
+    """Return the versions that PyTorch was built for, of NVIDIA's library and of AMD's."""
+    return {"cuda": torch.version.cuda, "hip": torch.version.hip}
 
 
 def _python(*, parts: int) -> str:

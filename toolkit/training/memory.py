@@ -17,6 +17,16 @@ from toolkit.program.readers.peak import Peak
 from toolkit.training.callback import Callback, Log, Progress
 from toolkit.training.run_folder import package_versions
 
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "'out of memory'",
+)
+"""What is in a plain RuntimeError where memory was asked for past PyTorch's GPU allocator: by the
+CPU's, by the CUDA runtime, for cuBLAS's workspace, and by NCCL, which quotes the runtime."""
+
 
 class MemoryPeak(Callback):
     """Measures a step where that costs nothing, on a GPU, and on a CPU only the second.
@@ -89,9 +99,8 @@ def naming_out_of_memory(rank: int, estimate: Peak) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # On a CPU PyTorch raises a plain RuntimeError that names its allocator.
         is_own = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not is_own and "DefaultCPUAllocator: can't allocate memory" not in str(error):
+        if not is_own and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
         reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
         raise OutOfMemoryError(

@@ -16,7 +16,7 @@ from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
 from toolkit.engines.mixture import to_config
 from toolkit.engines.strategies import check_installed
-from toolkit.errors import HangError, Preempted, ToolkitError
+from toolkit.errors import HangError, NonFiniteError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.launch.check import check_launched
 from toolkit.launch.exit_code import leave_exit_code
@@ -191,10 +191,24 @@ def _run(start: Start, stop: StopRequest) -> None:
                 write_description(folder, config, launch, devices(run.engine.device))
             start_trackers(run.engine.accelerator, config)
             try:
-                loop.fit()
+                with _ending_together(run.engine):
+                    loop.fit()
             finally:
                 report.complete(start.summary)
-            run.engine.accelerator.end_training()
+
+
+@contextmanager
+def _ending_together(engine: "Engine") -> Iterator[None]:
+    """Close trackers and leave the group where all ranks end: done, stopped or not finite.
+
+    NCCL may still be sending to others what this rank has done with.
+    """
+    try:
+        yield
+    except (Preempted, NonFiniteError):
+        engine.accelerator.end_training()
+        raise
+    engine.accelerator.end_training()
 
 
 @contextmanager

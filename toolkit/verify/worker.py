@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from toolkit.data.order import micro_batch_slots
 from toolkit.engines.accelerate_internals import forget_engine
@@ -192,6 +193,7 @@ def build_case(
         activation_checkpointing=case.activation_checkpointing,
         loss=case.loss,
     )
+    model.to(PartialState().device)
     engine = build_engine(
         model,
         build_optimizer(model, case.optimizer_config()),
