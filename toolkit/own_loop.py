@@ -2,7 +2,6 @@
 
 import os
 import platform
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -40,8 +39,6 @@ def join_launch(*, timeout_s: float = _TIMEOUT_S) -> Iterator[tuple[Launched, to
         UsageError: the launch asks for what no strategy here is.
         HangError: not all processes came in time.
     """
-    # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     launched = read_launch(os.environ)
     check_installed(launched.strategy)
     yield launched, start_process_group(launched, timeout=timedelta(seconds=timeout_s))

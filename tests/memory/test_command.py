@@ -211,3 +211,16 @@ def test_bad_input_is_a_sentence(monkeypatch, capsys, words, sentence) -> None:
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert sentence in said
+
+
+def test_the_picture_marks_phases_and_the_gpus_capacity() -> None:
+    """Each micro-step is a forward and a backward pass, and the update comes last."""
+    config = load_run_config(None, ["batch.tokens_per_step=65536", "batch.micro_batch_size=4"])
+    program = write_step(settings_of_run(config, "zero2", world_size=8))
+    found = list(phases(program))
+    assert [phase for phase, _, _ in found] == [*2 * ["forward", "backward"], "update"]
+    assert [start for _, start, _ in found[1:]] == [stop for _, _, stop in found[:-1]]
+    assert found[-1][2] == len(totals(program))
+    gpu = find_gpu("24GiB")
+    assert gpu.holds(int(gpu.room))
+    assert not gpu.holds(int(gpu.room) + 2)

@@ -10,7 +10,13 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from toolkit.config import load_run_config
-from toolkit.training.trackers import _NAME_KEYWORDS, start_trackers
+from toolkit.training.trackers import (
+    _FOLDER_KEYWORDS,
+    _NAME_KEYWORDS,
+    _TAKE_TEXT,
+    log_sample,
+    start_trackers,
+)
 
 
 class Service(ModuleType):
@@ -30,17 +36,18 @@ class Service(ModuleType):
 
 
 def test_runs_share_a_project_and_have_their_own_names(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service()
     monkeypatch.setitem(sys.modules, "wandb", service)
     for overrides in (["run_name=first"], ["run_name=second", "training.tracker_project=mine"]):
         accelerator = SimpleNamespace(log_with=["wandb"], trackers=[])
         accelerator.init_trackers = Accelerator.init_trackers.__get__(accelerator)
-        start_trackers(accelerator, load_run_config(run_file, overrides))
+        config = load_run_config(run_file, ["training.trackers=[wandb]", *overrides])
+        start_trackers(accelerator, config, tmp_path)
     assert service.opened == [
-        {"project": "scaling-toolkit", "name": "first"},
-        {"project": "mine", "name": "second"},
+        {"project": "scaling-toolkit", "name": "first", "dir": str(tmp_path)},
+        {"project": "mine", "name": "second", "dir": str(tmp_path)},
     ]
     assert service.values["run_name"] == "second"
     assert service.values["optimizer.lr"] == 1e-3
@@ -48,4 +55,21 @@ def test_runs_share_a_project_and_have_their_own_names(
 
 
 def test_names_are_given_to_trackers_that_there_are() -> None:
-    assert _NAME_KEYWORDS.keys() <= LOGGER_TYPE_TO_CLASS.keys()
+    named = {*_NAME_KEYWORDS, *_FOLDER_KEYWORDS, *_TAKE_TEXT}
+    assert named <= LOGGER_TYPE_TO_CLASS.keys()
+
+
+def test_a_sample_is_shown_as_text_where_a_tracker_shows_text() -> None:
+    shown: list[Any] = []
+    trackers = []
+    for name in ("tensorboard", "wandb", "mlflow"):
+        # Accelerate's own methods, on a stub of what they write to.
+        kind = LOGGER_TYPE_TO_CLASS[name]
+        tracker = kind.__new__(kind)
+        tracker.log = lambda values, step, name=name: shown.append((name, values, step))  # type: ignore[method-assign]
+        if name == "wandb":
+            tracker.log_table = lambda *words, name=name, **more: shown.append((name, words, more))  # type: ignore[method-assign]
+        trackers.append(tracker)
+    log_sample(SimpleNamespace(trackers=trackers), "To be", step=7)
+    table = {"columns": ["text"], "data": [["To be"]], "step": 7}
+    assert shown == [("tensorboard", {"sample": "To be"}, 7), ("wandb", ("sample",), table)]

@@ -10,9 +10,11 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,9 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     elif launched.strategy == "ddp":
         backend = {"cpu": True}
     try:
-        state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
+        # DeepSpeed prints that it has found its extension; what goes wrong it raises.
+        with redirect_stdout(StringIO()):
+            state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise HangError(
             f"the {launched.world_size} processes did not all come together within "
@@ -126,6 +130,9 @@ dist.register_rendezvous_handler(_ATTEMPT, _meet)
 def _quieten_engines() -> None:
     """Engines announce every setting at INFO; the run's own header says what matters."""
     import logging
+
+    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -154,14 +153,13 @@ def _train(start: Start) -> int:
 
 def _run(start: Start, stop: StopRequest) -> None:
     """Build everything, describe it, train."""
-    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import torch
 
     from toolkit.training.build import build_run
     from toolkit.training.callbacks import build_loop
     from toolkit.training.header import devices, header
     from toolkit.training.memory import available_memory, naming_out_of_memory
+    from toolkit.training.progress_line import ProgressLine
 
     config, launched, folder = start.config, start.launched, start.folder
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,8 +173,10 @@ def _run(start: Start, stop: StopRequest) -> None:
             start.log(f"note       {note}")
         if warning := warning_before(estimate, available_memory(run.engine.device)):
             start.log(warning)
-        with _watched(run.engine, start) as watchdog:
-            others = [*start.callbacks, watchdog]
+        is_shown = start.rank == 0 and not start.options.quiet
+        progress_line = ProgressLine(config.training.last_step, is_wanted=is_shown)
+        with _watched(run.engine, start) as watchdog, progress_line:
+            others = [*start.callbacks, watchdog, progress_line]
             loop, report = build_loop(
                 run,
                 folder,
@@ -189,7 +189,7 @@ def _run(start: Start, stop: StopRequest) -> None:
             if start.rank == 0:
                 launch = {**launched.describe(), "notes": start.notes}
                 write_description(folder, config, launch, devices(run.engine.device))
-            start_trackers(run.engine.accelerator, config)
+            start_trackers(run.engine.accelerator, config, folder)
             try:
                 loop.fit()
             finally:
