@@ -7,9 +7,15 @@ import pytest
 
 from tests.memory.command import run
 from toolkit.commands import estimate as command
+from toolkit.config import load_run_config
 from toolkit.engines.strategies import supported_pairs
+from toolkit.memory.hardware import find_gpu
+from toolkit.memory.plot import phases
 from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes
+from toolkit.program.readers.peak import totals
+from toolkit.program.settings import settings_of_run
+from toolkit.program.step import write_step
 
 
 def test_json_has_the_promised_keys(monkeypatch, capsys) -> None:
