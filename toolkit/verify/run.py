@@ -4,27 +4,32 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from toolkit.engines.mixture import covering_mixtures
+from toolkit.engines.reduction import possible_reductions, reduction_of
 from toolkit.engines.strategies import (
     REPLICAS,
-    SUPPORT,
     Accumulation,
     Precision,
     Strategy,
     missing_engine,
+    possible_accumulations,
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.launch.processes import launch as start
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify import worker
-from toolkit.verify.cases import SEQUENCES_PER_STEP, VARIANT_STEPS, Case
+from toolkit.verify.cases import SEQUENCES_PER_STEP, TINY, VARIANT_STEPS, Case
 from toolkit.verify.controls import CONTROLS, Control
 from toolkit.verify.outcome import FOUND, Outcome, Work
 from toolkit.verify.verdict import Launch, Verdict, judge, launched_replicas
 
+Mixtures = Literal["mixtures"]
+MIXTURES: Mixtures = "mixtures"
+"""Beside the modes: those that differ by unit."""
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
 
@@ -81,18 +86,20 @@ def plan_launches(strategies: Sequence[Strategy], world_sizes: Sequence[int]) ->
 def cases_of(
     launch: Launch,
     *,
-    accumulations: Sequence[Accumulation],
+    accumulations: Sequence[Accumulation | Mixtures],
     grad_accum_steps: Sequence[int],
     precisions: Sequence[Precision],
     steps: int,
+    blocks: int = TINY.n_layer,
 ) -> list[Case]:
     """Return the cases of a launch: every mode it can accumulate in, with both optimizers.
 
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
     dropout, with the chunked loss, with activation checkpointing, with GPT-2's whole vocabulary
-    and, under one strategy, compiled.
+    and, under one strategy, compiled. Mixtures of a model of so many `blocks` run a few steps with
+    the most micro-steps, in each precision, and so does every mode in each other reduction.
     """
-    modes = [mode for mode in accumulations if SUPPORT[launch.strategy][mode].possible]
+    modes = [mode for mode in possible_accumulations(launch.strategy) if mode in accumulations]
     plain = [
         Case(
             accumulation=mode,
@@ -107,6 +114,30 @@ def cases_of(
         for optimizer in ("sgd", "adamw")
     ]
     most = max(grad_accum_steps)
+    if most > 1 and MIXTURES in accumulations:
+        plain += [
+            Case(
+                accumulation=mixture,
+                grad_accum_steps=most,
+                precision=precision,
+                steps=VARIANT_STEPS,
+            )
+            for precision in precisions
+            for mixture in covering_mixtures(launch.strategy, blocks)
+        ]
+    plain += [
+        Case(
+            accumulation=mode,
+            grad_accum_steps=most,
+            precision=precision,
+            steps=VARIANT_STEPS,
+            reduce=reduce,
+        )
+        for precision in precisions
+        for mode in modes
+        for reduce in possible_reductions(launch.strategy, precision)
+        if reduce != reduction_of(launch.strategy, precision, None, mode)
+    ]
     if not modes:
         return plain
     base: dict[str, Any] = {

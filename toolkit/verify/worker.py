@@ -150,11 +150,8 @@ class HeldGradients(Callback):
     def on_phase(self, phase: Phase) -> None:
         """Count before a forward pass."""
         if phase == "forward" and not self._is_first:
-            gradients = list(self.engine.state.held_gradients())
-            storages = [gradient.untyped_storage() for gradient in gradients]
-            sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-            self.bytes.append(sum(sizes.values()))
-            self.dtypes |= {gradient.dtype for gradient in gradients}
+            self.bytes.append(self.engine.state.held_gradient_bytes())
+            self.dtypes |= {gradient.dtype for gradient in self.engine.state.held_gradients()}
         self._is_first = False
 
     def most_bytes(self) -> int | None:
@@ -202,6 +199,7 @@ def build_case(
         accumulation=case.accumulation,
         precision=case.precision,
         grad_clip=case.grad_clip,
+        reduce=case.reduce,
         compile_blocks=case.compile,
     )
     fault(engine, case)
