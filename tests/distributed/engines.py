@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, cast
 
-import torch.distributed as dist
-
 from tests.distributed.abandoned import abandoned_windows
 from tests.distributed.half import half_precision
 from tests.distributed.moved import moved_attributes
@@ -20,6 +18,7 @@ from tests.distributed.other_model import other_models
 from tests.distributed.window_sums import window_sums
 from toolkit.engines.become import become
 from toolkit.engines.launched import Launched
+from toolkit.engines.process_group import leave_process_group
 from toolkit.engines.strategies import Strategy
 from toolkit.training.worker import end_process
 
@@ -46,9 +45,7 @@ def main(strategies: list[str]) -> None:
         for finding in findings(cast(Strategy, strategy)):
             if RANK == 0:
                 print("FOUND " + json.dumps(finding), flush=True)
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

@@ -101,11 +101,10 @@ class Watch:
             self._finish_at_exit()
 
     def _cover(self) -> None:
-        import torch.optim.lr_scheduler as schedulers
+        from torch.optim.lr_scheduler import LRScheduler
 
-        scheduler = schedulers.LRScheduler
         self.patches.before(torch.optim.Optimizer, "__init__", self._note_optimizer)
-        self.patches.before(scheduler, "step", self._note_schedule)
+        self.patches.before(LRScheduler, "step", self._note_schedule)
         self.patches.replace(torch.autograd, "backward", self._backward(torch.autograd.backward))
         clip = self._clip(torch.nn.utils.clip_grad_norm_)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):

@@ -9,6 +9,7 @@ from toolkit.engines.strategies import Strategy, supported_pairs
 from toolkit.memory.hardware import Gpu
 from toolkit.memory.largest import StepTokens, largest_micro_batch
 from toolkit.memory.rows import whole_micro_steps
+from toolkit.model.flops import flops_per_token
 from toolkit.prediction.devices import CALIBRATED_PARAMETERS, DeviceSpeed, widest_use
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import predict_range
@@ -165,8 +166,7 @@ def _row(shape: StepSettings, tokens: StepTokens, cluster: Cluster) -> PlanRow:
     )
     times = predict_range(program, cluster.speed, use or widest_use(), network)
     tokens_per_rank = step.micro_batch_size * step.seq_len * steps
-    sizes = step.sizes
-    per_token = 6 * parameters + 12 * sizes.n_layer * sizes.n_embd * step.seq_len
+    per_token = flops_per_token(step.sizes, seq_len=step.seq_len)
     return PlanRow(
         settings=step,
         peak=read_peak(program).total,

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +100,8 @@ def cases_of(
     the most micro-steps, in each precision, and so does every mode in each other reduction.
     """
     modes = [mode for mode in possible_accumulations(launch.strategy) if mode in accumulations]
-    plain = [
+    most = max(grad_accum_steps)
+    cases = [
         Case(
             accumulation=mode,
             grad_accum_steps=count,
@@ -113,48 +114,59 @@ def cases_of(
         for count in grad_accum_steps
         for optimizer in ("sgd", "adamw")
     ]
-    most = max(grad_accum_steps)
     if most > 1 and MIXTURES in accumulations:
-        plain += [
-            Case(
-                accumulation=mixture,
-                grad_accum_steps=most,
-                precision=precision,
-                steps=VARIANT_STEPS,
-            )
-            for precision in precisions
-            for mixture in covering_mixtures(launch.strategy, blocks)
-        ]
-    plain += [
+        for precision in precisions:
+            cases += _mixtures(launch.strategy, precision, most, blocks)
+    for precision in precisions:
+        cases += _other_reductions(launch.strategy, precision, most, modes)
+    return cases + (_variants(launch.strategy, most, modes[0]) if modes else [])
+
+
+def _mixtures(
+    strategy: Strategy, precision: Precision, grad_accum_steps: int, blocks: int
+) -> list[Case]:
+    return [
+        Case(
+            accumulation=mixture,
+            grad_accum_steps=grad_accum_steps,
+            precision=precision,
+            steps=VARIANT_STEPS,
+        )
+        for mixture in covering_mixtures(strategy, blocks)
+    ]
+
+
+def _other_reductions(
+    strategy: Strategy, precision: Precision, grad_accum_steps: int, modes: Sequence[Accumulation]
+) -> list[Case]:
+    """Return each mode in the reductions that are not its default."""
+    return [
         Case(
             accumulation=mode,
-            grad_accum_steps=most,
+            grad_accum_steps=grad_accum_steps,
             precision=precision,
             steps=VARIANT_STEPS,
             reduce=reduce,
         )
-        for precision in precisions
         for mode in modes
-        for reduce in possible_reductions(launch.strategy, precision)
-        if reduce != reduction_of(launch.strategy, precision, None, mode)
+        for reduce in possible_reductions(strategy, precision)
+        if reduce != reduction_of(strategy, precision, None, mode)
     ]
-    if not modes:
-        return plain
-    base: dict[str, Any] = {
-        "accumulation": modes[0],
-        "grad_accum_steps": most,
-        "steps": VARIANT_STEPS,
-    }
+
+
+def _variants(strategy: Strategy, grad_accum_steps: int, mode: Accumulation) -> list[Case]:
+    """Return what one mode runs for a few steps beside the plain cases."""
+    base = Case(accumulation=mode, grad_accum_steps=grad_accum_steps, steps=VARIANT_STEPS)
     variants: list[dict[str, Any]] = [
         {"grad_clip": 0.0},
         {"dropout": 0.1},
         {"loss": "chunked"},
         {"activation_checkpointing": True},
         {"whole_vocabulary": True},
-        *([{"incomplete_window": True}] if most > 1 else []),
-        *([{"compile": True}] if launch.strategy == COMPILED else []),
+        *([{"incomplete_window": True}] if grad_accum_steps > 1 else []),
+        *([{"compile": True}] if strategy == COMPILED else []),
     ]
-    return plain + [Case(**base, **variant) for variant in variants]
+    return [replace(base, **variant) for variant in variants]
 
 
 def controls_of(launch: Launch) -> list[Control]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from toolkit.data.order import micro_batch_slots
 from toolkit.engines.accelerate_internals import forget_engine
@@ -22,7 +21,11 @@ from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.effective import check_effective, check_first_step
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
-from toolkit.engines.process_group import lift_time_limits, start_process_group
+from toolkit.engines.process_group import (
+    leave_process_group,
+    lift_time_limits,
+    start_process_group,
+)
 from toolkit.engines.replicas import replica_problems
 from toolkit.engines.traffic import KINDS, Reductions
 from toolkit.errors import ToolkitError
@@ -55,9 +58,7 @@ def main(work_file: Path) -> None:
     )
     if launched.rank == 0:
         torch.save(found, work_file.with_name(FOUND))
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 def run_control(control: Control, sizes: ModelSizes, launched: Launched) -> Outcome | str:

@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 
 from toolkit.batching import plan_batch
 from toolkit.engines.become import become
 from toolkit.engines.build import build_engine
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
+from toolkit.engines.process_group import leave_process_group
 from toolkit.engines.replicated import ReplicatedEngine
 from toolkit.launch.ownership import follow
 from toolkit.training.optimizer import build_optimizer
@@ -38,7 +37,6 @@ _LISTED = 8
 
 def main(work_file: Path) -> None:
     """Record the cases of a file; leave `found.json` beside it."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     cases: list[Case] = pickle.loads(work_file.read_bytes())
     found = []
     launched: Launched | None = None
@@ -48,9 +46,7 @@ def main(work_file: Path) -> None:
         found.append(record(case, launched))
     if launched is not None and launched.rank == 0:
         work_file.with_name("found.json").write_text(json.dumps(found))
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 def record(case: Case, launched: Launched) -> dict[str, Any]:
