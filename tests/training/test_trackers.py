@@ -1,6 +1,8 @@
 """What trackers are called with: Accelerate's own tracker of W&B, with a stub of the service."""
 
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -8,14 +10,19 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.utils import LoggerType
 
 from toolkit.config import load_run_config
+from toolkit.errors import NonFiniteError
+from toolkit.training import worker
+from toolkit.training.callback import Callback, Progress
+from toolkit.training.stop import Stopped
 from toolkit.training.trackers import (
     _FOLDER_KEYWORDS,
     _NAME_KEYWORDS,
     _TAKE_TEXT,
     log_sample,
-    start_trackers,
+    tracked,
 )
 
 
@@ -26,10 +33,18 @@ class Service(ModuleType):
         super().__init__("wandb")
         self.opened: list[dict[str, Any]] = []
         self.values: dict[str, Any] = {}
+        self.finished = 0
         self.config = self
 
-    def init(self, **words: Any) -> None:
+    def init(self, **words: Any) -> "Service":
         self.opened.append(words)
+        return self
+
+    def log(self, values: dict[str, Any], **words: Any) -> None:
+        self.values |= values
+
+    def finish(self) -> None:
+        self.finished += 1
 
     def update(self, values: dict[str, Any], *, allow_val_change: bool) -> None:
         self.values |= values
@@ -44,7 +59,8 @@ def test_runs_share_a_project_and_have_their_own_names(
         accelerator = SimpleNamespace(log_with=["wandb"], trackers=[])
         accelerator.init_trackers = Accelerator.init_trackers.__get__(accelerator)
         config = load_run_config(run_file, ["training.trackers=[wandb]", *overrides])
-        start_trackers(accelerator, config, tmp_path)
+        with tracked(accelerator, config, tmp_path):
+            assert service.finished == len(service.opened) - 1
     assert service.opened == [
         {"project": "scaling-toolkit", "name": "first", "dir": str(tmp_path)},
         {"project": "mine", "name": "second", "dir": str(tmp_path)},
@@ -52,6 +68,32 @@ def test_runs_share_a_project_and_have_their_own_names(
     assert service.values["run_name"] == "second"
     assert service.values["optimizer.lr"] == 1e-3
     assert service.values["optimizer.betas"] == "(0.9, 0.95)"
+
+
+class Ends(Callback):
+    """Ends the run after its first step."""
+
+    def __init__(self, ending: Exception) -> None:
+        self.ending = ending
+
+    def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
+        raise self.ending
+
+
+@pytest.mark.usefixtures("fresh_accelerate", "unlaunched")
+@pytest.mark.parametrize(
+    ("ending", "code"), [(Stopped(signal.SIGTERM), 75), (NonFiniteError("the loss is nan"), 6)]
+)
+def test_they_are_finished_however_the_run_ends(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, ending: Exception, code: int
+) -> None:
+    service = Service()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.WANDB])
+    words = ["--config", str(run_file), "training.trackers=[wandb]"]
+    assert worker.main(words, [Ends(ending)]) == code
+    assert service.values["train/step"] == 1
+    assert service.finished == 1
 
 
 def test_names_are_given_to_trackers_that_there_are() -> None:

@@ -138,9 +138,6 @@ def _quieten_engines() -> None:
     """Engines announce every setting at INFO; the run's own header says what matters."""
     import logging
 
-    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

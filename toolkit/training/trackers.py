@@ -1,5 +1,7 @@
 """What experiment trackers are given: a run's project, name, configuration and samples."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,6 @@ _NAME_KEYWORDS = {
     "clearml": "task_name",
     "aim": "experiment",
 }
-
-
 # Their log takes text beside numbers; others with a table show it there.
 _TAKE_TEXT = ("tensorboard", "comet_ml")
 # Where those that write to the disk keep their files, beside the ones that Accelerate hands the
@@ -28,10 +28,12 @@ _FOLDER_KEYWORDS = {
 }
 
 
-def start_trackers(accelerator: Any, config: RunConfig, folder: Path) -> None:
+@contextmanager
+def tracked(accelerator: Any, config: RunConfig, folder: Path) -> Iterator[None]:
     """Open the run in each of `training.trackers`, in the project where all runs are compared.
 
-    What they write to the disk lies in the run's folder.
+    What they write to the disk lies in the run's folder. However the run ends they are finished:
+    the process ends without the interpreter's own end, at which they would write what is left.
     """
     accelerator.init_trackers(
         config.training.tracker_project,
@@ -40,6 +42,11 @@ def start_trackers(accelerator: Any, config: RunConfig, folder: Path) -> None:
             tracker: _keywords(tracker, config, folder) for tracker in config.training.trackers
         },
     )
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            tracker.finish()
 
 
 def log_sample(accelerator: Any, text: str, *, step: int) -> None:

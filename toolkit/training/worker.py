@@ -35,7 +35,7 @@ from toolkit.training.run_folder import (
 )
 from toolkit.training.stop import StopRequest
 from toolkit.training.summary import Summary
-from toolkit.training.trackers import start_trackers
+from toolkit.training.trackers import tracked
 
 if TYPE_CHECKING:
     from toolkit.engines.engine import Engine
@@ -158,6 +158,7 @@ def _run(start: Start, stop: StopRequest) -> None:
     """Build everything, describe it, train."""
     import torch
 
+    from toolkit.engines.process_group import leave_process_group
     from toolkit.training.build import build_run
     from toolkit.training.callbacks import build_loop
     from toolkit.training.header import devices, header
@@ -192,12 +193,12 @@ def _run(start: Start, stop: StopRequest) -> None:
             if start.rank == 0:
                 launch = {**launched.describe(), "notes": start.notes}
                 write_description(folder, config, launch, devices(run.engine.device))
-            start_trackers(run.engine.accelerator, config, folder)
             try:
-                loop.fit()
+                with tracked(run.engine.accelerator, config, folder):
+                    loop.fit()
             finally:
                 report.complete(start.summary)
-            run.engine.accelerator.end_training()
+            leave_process_group()
 
 
 @contextmanager
