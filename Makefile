@@ -59,9 +59,9 @@ test-lowest test-highest: test-%:
 # Time, traffic and memory of strategies and accumulation modes, and the report on them; resumes
 # where it was stopped.
 bench: $(READY)
-	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
-	$(BIN)/python -m benchmarks.collectives --sweep runs/benchmarks/$(SWEEP)
-	$(BIN)/python -m benchmarks.report runs/benchmarks/$(SWEEP) --out runs/benchmarks/$(SWEEP)/report
+	$(BIN)/toolkit bench sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
+	$(BIN)/toolkit bench collectives runs/benchmarks/$(SWEEP)
+	$(BIN)/toolkit bench report runs/benchmarks/$(SWEEP)
 
 # The memory formula and its rivals against traced and measured steps.
 memory-errors: $(READY)

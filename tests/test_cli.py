@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def verbs(command, words=()):
 results = {" ".join(w): CliRunner().invoke(app, [*w, "--help"]) for w in verbs(
     typer.main.get_command(app))}
 heavy = {"torch", "accelerate", "deepspeed", "transformers", "numpy", "tiktoken"}
-groups = {"", "data", "checkpoint"}
+groups = {"", "bench", "data", "checkpoint"}
 print({verb: result.exit_code for verb, result in results.items()})
 print([verb for verb, result in results.items() if "Usage:" not in result.output])
 print([verb for verb, result in results.items()
@@ -92,10 +93,46 @@ def test_the_version_is_printed(toolkit_program: Ran) -> None:
     assert (ran.code, ran.out) == (0, f"toolkit {__version__}\n")
 
 
-def test_a_misspelt_verb_is_wrong_usage(toolkit_program: Ran) -> None:
-    ran = toolkit_program("trian")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], "no such command 'trian'. Did you mean 'train'?"),
+        (["generate"], "missing argument 'RUN'."),
+        (["generate", "a", "--tokens", "0"], "invalid value for '--tokens': Input should be "),
+        (["runs", "--nope"], "no such option: --nope"),
+        (["data", "prepare", "a", "--out"], "option '--out' requires an argument."),
+    ],
+)
+def test_wrong_words_are_one_sentence_as_other_errors_are(
+    toolkit_program: Ran, words: list[str], sentence: str
+) -> None:
+    ran = toolkit_program(*words)
+    assert (ran.code, ran.out) == (2, "")
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"error: {sentence}")
+
+
+def test_benchmarks_are_verbs_from_any_folder(tmp_path: Path) -> None:
+    """And an error of theirs is as one of ours: it is their process that ends."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "toolkit", "bench", "report", "nowhere"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sentence = "error: nowhere/records.jsonl: no records, so there is nothing to report\n"
+    assert (ran.returncode, ran.stderr) == (2, sentence)
+
+
+def test_the_package_without_benchmarks_refuses_them(
+    toolkit_program: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolkit.shipped.IS_INSTALLED", True)
+    ran = toolkit_program("bench", "sweep", "cpu-quick", "--out", "runs")
     assert ran.code == 2
-    assert "Did you mean 'train'?" in ran.err
+    assert ran.err.startswith("error: toolkit bench needs a checkout")
 
 
 def test_an_error_is_one_sentence_and_its_code(toolkit_program: Ran, run_file: Path) -> None:

@@ -1,12 +1,13 @@
 """The `toolkit` command: its verbs, and exit codes for errors."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from toolkit import __version__
 from toolkit.commands.audit import audit
+from toolkit.commands.bench import bench
 from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
 from toolkit.commands.compare import compare
@@ -26,6 +27,9 @@ from toolkit.commands.watch import watch
 from toolkit.errors import ReaderGone, ToolkitError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
+
+# The root of those that Typer raises for wrong words, of which it exports but this kind.
+_WrongWords: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +51,7 @@ app.command()(plot)
 app.command()(compare)
 app.command()(watch)
 app.command()(runs)
+app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 app.add_typer(checkpoint, name="checkpoint")
 
@@ -73,11 +78,15 @@ def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
         with checked_stdout():
-            app(expand_words(sys.argv[1:]))
+            sys.exit(app(expand_words(sys.argv[1:]), standalone_mode=False) or 0)
     except ReaderGone as error:
         sys.exit(error.exit_code)
     except ToolkitError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except _WrongWords as error:
+        if sentence := error.format_message():  # there is none beside the help of a group
+            typer.echo(f"error: {sentence[0].lower()}{sentence[1:]}", err=True)
         sys.exit(error.exit_code)
 
 

@@ -7,9 +7,15 @@ import pytest
 
 from tests.memory.command import run
 from toolkit.commands import estimate as command
+from toolkit.config import load_run_config
 from toolkit.engines.strategies import supported_pairs
+from toolkit.memory.hardware import find_gpu
+from toolkit.memory.plot import phases
 from toolkit.memory.report import estimate_row
 from toolkit.model.sizes import preset_sizes
+from toolkit.program.readers.peak import totals
+from toolkit.program.settings import settings_of_run
+from toolkit.program.step import write_step
 
 
 def test_json_has_the_promised_keys(monkeypatch, capsys) -> None:
@@ -211,3 +217,16 @@ def test_bad_input_is_a_sentence(monkeypatch, capsys, words, sentence) -> None:
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert sentence in said
+
+
+def test_the_picture_marks_phases_and_the_gpus_capacity() -> None:
+    """Each micro-step is a forward and a backward pass, and the update comes last."""
+    config = load_run_config(None, ["batch.tokens_per_step=65536", "batch.micro_batch_size=4"])
+    program = write_step(settings_of_run(config, "zero2", world_size=8))
+    found = list(phases(program))
+    assert [phase for phase, _, _ in found] == [*2 * ["forward", "backward"], "update"]
+    assert [start for _, start, _ in found[1:]] == [stop for _, _, stop in found[:-1]]
+    assert found[-1][2] == len(totals(program))
+    gpu = find_gpu("24GiB")
+    assert gpu.holds(int(gpu.room))
+    assert not gpu.holds(int(gpu.room) + 2)

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.training.runs import folder_of, summary
+from toolkit.engines import process_group
 from toolkit.errors import NonFiniteError, Preempted, ToolkitError, UntrustedError
 from toolkit.training import memory, worker
 
@@ -185,13 +184,13 @@ def test_what_the_first_rank_reported_the_others_do_not(
         (UntrustedError("one rank's own"), False),
     ],
 )
-def test_the_group_is_left_where_all_ranks_end(error: Exception | None, ends: bool) -> None:
+def test_the_group_is_left_where_all_ranks_end(
+    error: Exception | None, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that fails alone must not wait for the others there."""
     ended: list[bool] = []
-    engine: Any = SimpleNamespace(
-        accelerator=SimpleNamespace(end_training=lambda: ended.append(True))
-    )
-    with suppress(ToolkitError), worker._ending_together(engine):
+    monkeypatch.setattr(process_group, "leave_process_group", lambda: ended.append(True))
+    with suppress(ToolkitError), worker._leaving_together():
         if error is not None:
             raise error
     assert ended == [True] * ends

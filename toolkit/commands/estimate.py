@@ -130,7 +130,8 @@ def _answer(question: "Question", plot: Path | None, *, in_json: bool) -> None:
     if plot is not None:
         from toolkit.memory.plot import plot_step
 
-        _note(f"drawn in {plot_step(chosen.settings[0], plot)}")
+        gpu = gpus[0] if question.gpu else None
+        _note(f"drawn in {plot_step(chosen.settings[0], plot, gpu)}")
     if in_json:
         print(json.dumps(as_json(rows, gpus, checkpoint), indent=2))
         return

@@ -12,8 +12,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     elif launched.strategy == "ddp":
         backend = {"cpu": True}
     try:
-        state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
+        # DeepSpeed prints that it has found its extension; what goes wrong it raises.
+        with redirect_stdout(StringIO()):
+            state = PartialState(**backend, init_method=f"{_ATTEMPT}://", timeout=timeout)
         _check_world(launched)
         _check_reduction(state.device)
     except dist.DistBackendError as error:

@@ -99,13 +99,18 @@ def _end_without(owner: int | None) -> None:
 
 
 def _launch() -> int:
-    import torch.distributed.elastic.agent.server.api  # noqa: F401  (sets the level of its log)
+    # These set the levels of their logs.
+    import torch.distributed.elastic.agent.server.api
+    import torch.distributed.run  # its warning is of one thread a process, which is its default
     from accelerate.commands import launch
 
     from toolkit.engines.accelerate_internals import end_worker_by
 
-    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+    elastic = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")
+    for name in (*elastic, "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Else DeepSpeed warns that it found no accelerator; the run's header names the device.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     os.environ |= {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
     try:
         _check_engine(sys.argv)

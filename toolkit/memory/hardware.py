@@ -47,6 +47,12 @@ class Gpu:
         """Whether a peak of allocated bytes fits, with context and fragmentation allowed for."""
         return self.calibration.device_bytes(allocated) <= self.memory_bytes
 
+    @property
+    def room(self) -> float:
+        """The largest peak of allocated bytes that it holds."""
+        over_allocated = self.calibration.reserved_over_allocated
+        return (self.memory_bytes - self.calibration.context_bytes) / over_allocated
+
 
 def load_gpus(calibrations: Mapping[str, Calibration] | None = None) -> list[Gpu]:
     """Return the known GPUs, the smallest first, each with its calibration where there is one.

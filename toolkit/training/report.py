@@ -14,6 +14,7 @@ from toolkit.training.memory import MemoryPeak
 from toolkit.training.metrics import MetricsLog, TrainLine
 from toolkit.training.run_folder import forget_summary
 from toolkit.training.summary import Summary
+from toolkit.training.trackers import log_sample
 
 _RECENT = 100
 """Steps whose speed tells how long the others will take."""
@@ -130,6 +131,8 @@ class RunReport(Callback):
         prefix = f"{record['kind']}/"
         values = {prefix + k: v for k, v in record.items() if isinstance(v, int | float)}
         self._engine.accelerator.log(values, step=record["step"])
+        if record["kind"] == "sample":
+            log_sample(self._engine.accelerator, record["text"], step=record["step"])
         if line:
             self.log(line)
 

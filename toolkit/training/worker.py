@@ -35,7 +35,7 @@ from toolkit.training.run_folder import (
 )
 from toolkit.training.stop import StopRequest
 from toolkit.training.summary import Summary
-from toolkit.training.trackers import start_trackers
+from toolkit.training.trackers import tracked
 
 if TYPE_CHECKING:
     from toolkit.engines.engine import Engine
@@ -162,6 +162,7 @@ def _run(start: Start, stop: StopRequest) -> None:
     from toolkit.training.callbacks import build_loop
     from toolkit.training.header import devices, header
     from toolkit.training.memory import available_memory, naming_out_of_memory
+    from toolkit.training.progress_line import ProgressLine
 
     config, launched, folder = start.config, start.launched, start.folder
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,8 +176,10 @@ def _run(start: Start, stop: StopRequest) -> None:
             start.log(f"note       {note}")
         if warning := warning_before(estimate, available_memory(run.engine.device)):
             start.log(warning)
-        with _watched(run.engine, start) as watchdog:
-            others = [*start.callbacks, watchdog]
+        is_shown = start.rank == 0 and not start.options.quiet
+        progress_line = ProgressLine(config.training.last_step, is_wanted=is_shown)
+        with _watched(run.engine, start) as watchdog, progress_line:
+            others = [*start.callbacks, watchdog, progress_line]
             loop, report = build_loop(
                 run,
                 folder,
@@ -189,26 +192,27 @@ def _run(start: Start, stop: StopRequest) -> None:
             if start.rank == 0:
                 launch = {**launched.describe(), "notes": start.notes}
                 write_description(folder, config, launch, devices(run.engine.device))
-            start_trackers(run.engine.accelerator, config)
             try:
-                with _ending_together(run.engine):
+                with _leaving_together(), tracked(run.engine.accelerator, config, folder):
                     loop.fit()
             finally:
                 report.complete(start.summary)
 
 
 @contextmanager
-def _ending_together(engine: "Engine") -> Iterator[None]:
-    """Close trackers and leave the group where all ranks end: done, stopped or not finite.
+def _leaving_together() -> Iterator[None]:
+    """Leave the group where all ranks end: done, stopped or not finite.
 
     NCCL may still be sending to others what this rank has done with.
     """
+    from toolkit.engines.process_group import leave_process_group
+
     try:
         yield
     except (Preempted, NonFiniteError):
-        engine.accelerator.end_training()
+        leave_process_group()
         raise
-    engine.accelerator.end_training()
+    leave_process_group()
 
 
 @contextmanager
