@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.collectives`: time collectives by payload, and matrix products.
+"""One rank of `toolkit.prediction.measure`: time collectives by payload, and modules by shape.
 
 Rank 0 writes what was measured as JSON. The ranks meet over a file, so that no port is needed.
 """
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.machine_profile import KINDS
 from toolkit.engines.traffic import EngineKind
 from toolkit.launch.ownership import follow
+from toolkit.prediction.machine_profile import KINDS
+from toolkit.prediction.measured_work import measure_work
 
 SAMPLE_S = 0.5
 """Time for the calls of one payload; between `SAMPLES` of them."""
@@ -43,12 +44,15 @@ def main(rank: int, world_size: int, meeting: str, results: str) -> None:
     dist.init_process_group(
         backend, init_method=f"file://{meeting}", rank=rank, world_size=world_size
     )
+    points, micro_steps = measure_work(device)
     found = {
         "backend": backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "collectives": {kind: measure_collective(kind, device) for kind in KINDS},
         "matmul_flops_per_s": measure_matmul(device),
+        "work": [point.model_dump() for point in points],
+        "micro_steps": [one.model_dump() for one in micro_steps],
     }
     if rank == 0:
         Path(results).write_text(json.dumps(found))
@@ -69,7 +73,7 @@ def measure_collective(kind: EngineKind, device: torch.device) -> list[dict[str,
 
 
 def measure_payload(kind: EngineKind, size: int, device: torch.device) -> dict[str, Any]:
-    """Return one point, in the fields of `benchmarks.machine_profile.Point`."""
+    """Return one point, in the fields of `Point`."""
     call = build_call(kind, size, device)
     # The first call of a payload sets up buffers, and its time says how many fit.
     calls = CALLS_PER_SAMPLE[device.type]
