@@ -41,7 +41,8 @@ class Point(_Model):
     """One payload.
 
     Attributes:
-        seconds: median over calls, each as long as on its slowest rank.
+        seconds: mean over all calls but the slowest tenth; on a CPU each comes after computation
+            and is the mean of the ranks, on GPUs each is as long as on its slowest rank.
         spread: (third quartile - first quartile) / median of the same.
         cpu_s: processor seconds that one rank's process takes in a call; None on GPUs.
     """
