@@ -26,6 +26,7 @@ class Timed:
     Attributes:
         phase: number of the phase in which it was issued.
         issued: when.
+        work: its handle, until it is over.
         over: when it was, by whoever noticed.
         waits: from when to when something stood still for it.
     """
@@ -61,6 +62,13 @@ class TimedCollectives:
         finally:
             listener.remove()
 
+    def begin_phase(self) -> None:
+        """Note what follows as the next phase's; a handle keeps its tensors, so few are kept."""
+        self.phase += 1
+        for timed in self.timed:
+            if timed.over:
+                timed.work = None
+
     def _heard(self, what: Collective, result: Any) -> None:
         timed = Timed(what, self.phase, self.clock.now(), _work_of(result))
         self.timed.append(timed)
@@ -82,6 +90,7 @@ class TimedCollectives:
             if timed.work is work:
                 timed.over.append(until)
                 timed.waits.append((since, until))
+                timed.work = None
                 return
 
 

@@ -121,7 +121,7 @@ class RecordedUpdate:
             self.collectives.phase = -1
             self._mark()
         self.phases.append(phase)
-        self.collectives.phase += 1
+        self.collectives.begin_phase()
         self._mark()
 
     def _mark(self) -> None:

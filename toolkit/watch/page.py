@@ -11,7 +11,7 @@ from typing import Any
 from toolkit.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "page"
-_SCRIPTS = ("base", "working", "lesson", "dials", "main")
+_SCRIPTS = ("base", "wire", "working", "lesson", "dials", "run", "main")
 LARGEST_PAGE = 1_000_000
 """Bytes; a page is to be mailed and committed."""
 
