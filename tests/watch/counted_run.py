@@ -18,7 +18,7 @@ class Counting(Callback):
     """Writes kind, elements and bytes of each collective of one update, in their order."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / f"counted_{os.environ['RANK']}.json"
+        self.file = folder / f"counted_{os.environ.get('RANK', '0')}.json"
 
     @contextmanager
     def during_update(self, progress: Progress) -> Iterator[None]:

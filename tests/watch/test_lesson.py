@@ -36,7 +36,7 @@ def page_of(recordings: list[Recording], out: Path, **more: Any) -> Path:
 def quick() -> list[Recording]:
     """Four ranks: DDP in both modes and without averaging, both weightings."""
     cases, _ = plan_cases(BASE, strategies=("ddp",), accumulations=("replicated", "sharded"))
-    kept = [case for case in cases if case.scenario != "cut"]
+    kept = [case for case in cases if case.scenario != "cut"]  # eight processes more
     return record_cases(kept, timeout_s=200)
 
 
@@ -131,9 +131,77 @@ def test_copies_stay_equal_for_a_thousand_batches() -> None:
 
 
 def test_a_mean_of_means_weighs_tokens_unequally(quick: list[Recording]) -> None:
-    per_token, of_means = quick[3:]
+    per_token, of_means = quick[3:5]
     assert per_token["batches"][0]["loss"] == (100 * 2.0 + 300 * 1.0) / 400 == 1.25
     assert of_means["batches"][0]["loss"] == (2.0 + 1.0) / 2 == 1.5
+
+
+def test_adamws_state_is_what_it_is_by_hand(quick: list[Recording]) -> None:
+    check_moments(quick[5])
+
+
+def check_moments(recording: Recording) -> None:
+    """After a first update: m = 0.1 g, v = 0.05 g^2, and w - 0.1 g / |g| where g is not 0."""
+    assert recording["case"]["scenario"] == "moments"
+    weights = BASE.first_weights()
+    _, mean = by_hand(BASE, 0, weights)
+    seen = set()
+    for found in recording["batches"][0]["frames"][-1]["ranks"]:
+        first, second = found["moments"]
+        for index, gradient in enumerate(mean):
+            assert (first[index] is None) == (second[index] is None)
+            if first[index] is not None:
+                assert first[index] == pytest.approx(0.1 * gradient, rel=1e-5)
+                assert second[index] == pytest.approx(0.05 * gradient**2, rel=1e-5)
+                seen.add(index)
+            after = found["weights"][index]
+            if after is not None:
+                moved = LR * np.sign(gradient)
+                assert after == pytest.approx(weights[index] - moved, rel=1e-5)
+    assert seen == set(range(BASE.weights))
+
+
+def test_bytes_on_the_wire_are_the_payloads_by_backend(
+    quick: list[Recording], tmp_path: Path
+) -> None:
+    """An all-reduce of 16 bytes by four ranks passes 2 x 3/4 of it on, over either backend."""
+    with opened(page_of(quick[:1], tmp_path / "page.html")) as page:
+        assert page.locator("#sent b").inner_text() == "0 B over gloo"
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        assert page.locator("#wire b").inner_text() == "16 B"
+        assert page.locator("#sent b").inner_text() == "24 B over gloo"
+        assert "24 B over NCCL" in page.locator("#sent").inner_text()
+
+
+@pytest.mark.long
+def test_gloo_sends_twice_what_nccl_does_of_a_reduce_scatter(
+    everything: tuple[list[Recording], Path],
+) -> None:
+    """FSDP2's first batch gathers and reduce-scatters 16 bytes, each 12 of them over NCCL."""
+    recordings, out = everything
+    [place] = [
+        place
+        for place, recording in enumerate(recordings)
+        if recording["case"]["strategy"] == "fsdp2"
+        and recording["case"]["accumulation"] == "replicated"
+        and recording["case"]["scenario"] == "lesson"
+    ]
+    calls = [
+        call
+        for frame in recordings[place]["batches"][0]["frames"]
+        for call in frame["ranks"][0]["calls"]
+        if call[2] > 1
+    ]
+    with opened(page_of([recordings[place]], out.with_name("fsdp2.html"))) as page:
+        page.keyboard.press("End")
+        for _ in range(7):
+            page.keyboard.press("ArrowLeft")
+        kinds = [call[0] for call in calls]
+        gathered, scattered = kinds.count("all_gather"), kinds.count("reduce_scatter")
+        assert scattered == 1
+        assert page.locator("#sent b").inner_text() == f"{12 * gathered + 24} B over gloo"
+        assert f"{12 * (gathered + scattered)} B over NCCL" in page.locator("#sent").inner_text()
 
 
 def test_a_batch_that_cannot_be_cut_is_refused() -> None:
@@ -228,6 +296,12 @@ def test_every_phase_switch_and_key(quick: list[Recording], tmp_path: Path) -> N
         assert page.locator("#loss b").inner_text() == "1.25"
         page.get_by_role("radio", name="the mean of means").check(force=True)
         assert page.locator("#loss b").inner_text() == "1.5"
+        page.get_by_role("radio", name="optimizer state").check(force=True)
+        assert walk(page, quick[5])[-1] == "Update"
+        shown_moments = page.locator('tr[data-part="first moment"]').first.locator("td")
+        [*_, last] = quick[5]["batches"][-1]["frames"]
+        moments = last["ranks"][0]["moments"]
+        assert shown_moments.all_inner_texts() == [shown(value) for value in moments[0]]
         page.locator("body").press("Space")
         page.get_by_role("button", name="stop the film").click()
 
@@ -280,6 +354,10 @@ def test_every_engine_makes_the_same_update(everything: tuple[list[Recording], P
     assert {r["case"]["strategy"] for r in lesson} == set(ENGINES)
     for recording in lesson:
         check_update(recording)
+    moments = [r for r in recordings if r["case"]["scenario"] == "moments"]
+    assert {r["case"]["strategy"] for r in moments} == set(ENGINES)
+    for recording in moments:
+        check_moments(recording)
     one, eight = (r for r in recordings if r["case"]["scenario"] == "cut")
     assert [one["case"]["gpus"], eight["case"]["gpus"]] == [1, 8]
     assert one["case"]["samples"] == CUT_BATCH
@@ -323,6 +401,10 @@ def test_the_dials_show_the_estimators_figures(quick: list[Recording], tmp_path:
         assert page.locator("#tokens strong").inner_text() == "65,536 tokens per update"
         cells = page.locator("tr.now td").all_inner_texts()
         assert cells[:4] == ["4", "4", "4", f"{gib:.4g} GiB"]
+        kept = estimate_peak(settings).parts["activations"] / 1024**3
+        assert cells[5:7] == [f"{kept:.4g} GiB", "4 × H100-80"]
+        one_gpu, all_gpus = (float(cell.removesuffix(" ms")) for cell in cells[7:9])
+        assert all_gpus == pytest.approx(4 * one_gpu, rel=0.01)
         page.get_by_role("slider").first.press("ArrowRight")
         assert page.locator("tr.now td").first.inner_text() == "16"
         assert page.locator("#tokens strong").inner_text() == "262,144 tokens per update"
