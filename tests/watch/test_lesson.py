@@ -298,7 +298,7 @@ def test_every_phase_switch_and_key(quick: list[Recording], tmp_path: Path) -> N
         assert page.locator("#loss b").inner_text() == "1.5"
         page.get_by_role("radio", name="optimizer state").check(force=True)
         assert walk(page, quick[5])[-1] == "Update"
-        shown_moments = page.locator('tr[data-part="first moment"]').first.locator("td")
+        shown_moments = page.locator('tr[data-part="moment m"]').first.locator("td")
         [*_, last] = quick[5]["batches"][-1]["frames"]
         moments = last["ranks"][0]["moments"]
         assert shown_moments.all_inner_texts() == [shown(value) for value in moments[0]]

@@ -28,7 +28,7 @@ PRESET: Preset = "gpt2"
 SEQ_LEN = 1024
 SEQUENCES = (1, 4, 16)
 GPUS = (2, 4, 8)
-MICRO_STEPS = (1, 4, 16)
+MICRO_STEPS = (1, 2, 4, 8, 16)
 SIZES = preset_sizes(PRESET, vocab_size=PADDED_VOCAB_SIZE, block_size=SEQ_LEN)
 DEVICE = "H100-80"
 

@@ -1,6 +1,6 @@
 // The dials of a batch: what more tokens per update cost in memory, hardware or time.
 const LETTERS = ["P", "G", "O", "A", "L", "C", "x"];
-const dials = { pair: null, sequences: 1, gpus: 1, micro_steps: 1 };
+const dials = { pair: null, sequences: 1, gpus: 1, micro_steps: 2 };
 const NAMES = { sequences: "sequences per GPU", gpus: "GPUs", micro_steps: "micro-steps" };
 const PRICE = { sequences: "cost activation memory", gpus: "cost hardware", micro_steps: "cost time" };
 

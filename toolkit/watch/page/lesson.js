@@ -151,7 +151,7 @@ function drawRanks(views, view) {
           view.phase === "backward" ? row("G", "own", found.own, "here") : null,
           row("G", "gradient", gradient, "here"),
           state.master ? row("O", "master", state.master, "here", earlier && earlier.master) : null,
-          state.moments ? ["first moment", "second moment"].map((name, index) => row("O", name, state.moments[index], "here", earlier && earlier.moments && earlier.moments[index])) : null))));
+          state.moments ? ["moment m", "moment v"].map((name, index) => row("O", name, state.moments[index], "here", earlier && earlier.moments && earlier.moments[index])) : null))));
   });
   fill(lesson.ranks, ...panels);
 }
