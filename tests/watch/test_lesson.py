@@ -4,12 +4,19 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.watch.browser import opened
+from tests.watch.by_hand import (
+    BASE,
+    Recording,
+    by_hand,
+    check_first_batch,
+    check_moments,
+    check_update,
+)
+from tests.watch.walking import page_of, shown, walk
 from toolkit import cli
 from toolkit.engines.strategies import ACCUMULATIONS
 from toolkit.errors import UsageError
@@ -17,19 +24,10 @@ from toolkit.program.settings import StepSettings
 from toolkit.program.step import estimate_peak
 from toolkit.watch.dials import SIZES, build_dials
 from toolkit.watch.lesson import CUT_BATCH, LR, Case, plan_cases
-from toolkit.watch.page import write_page
 from toolkit.watch.record import record_cases
 
-BASE = Case(strategy="ddp", accumulation="replicated", gpus=4, grad_accum_steps=2)
 ENGINES = ("ddp", "fsdp2", "fsdp2_no_reshard", "hsdp", "zero1", "zero2", "zero3")
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(290)]
-
-Recording = dict[str, Any]
-
-
-def page_of(recordings: list[Recording], out: Path, **more: Any) -> Path:
-    write_page({"recordings": recordings, "start": 0, **more}, out, title="t")
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -53,46 +51,6 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Recording
         r'<script type="application/json" id="data">(.*?)</script>', out.read_text()
     )
     return json.loads(data)["recordings"], out
-
-
-def by_hand(case: Case, batch: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each micro-step's gradient by rank, and the mean's, [ranks, micro-steps, weights]."""
-    x = np.array(
-        [
-            [case.micro_batch(batch, m, rank) for m in range(case.grad_accum_steps)]
-            for rank in range(case.gpus)
-        ]
-    )
-    own = (weights - x).sum(axis=2) * case.gpus / case.samples
-    return own, (weights - x).reshape(-1, case.weights).sum(axis=0) / case.samples
-
-
-def check_first_batch(recording: Recording, case: Case) -> None:
-    weights = case.first_weights()
-    own, mean = by_hand(case, 0, weights)
-    frames = recording["batches"][0]["frames"]
-    for frame in frames:
-        for rank, found in enumerate(frame["ranks"]):
-            if frame["phase"] == "forward":
-                x = case.micro_batch(0, frame["micro_step"], rank)
-                assert found["seen"] == weights.tolist()
-                assert found["losses"] == (0.5 * ((weights - x) ** 2).sum(axis=1)).tolist()
-            if frame["phase"] == "backward":
-                assert found["own"] == own[rank, frame["micro_step"]].tolist()
-    for found in frames[-1]["ranks"]:
-        kept = [w for w in found["weights"] if w is not None] or found["master"]
-        assert kept
-        for after, before, gradient in zip(found["weights"], weights, mean, strict=True):
-            assert after is None or after == pytest.approx(before - LR * gradient, rel=1e-6)
-    held = {
-        (index, value)
-        for found in frames[-2]["ranks"]
-        for part in found["gradient"][-1:]
-        for index, value in enumerate(part)
-        if value is not None
-    }
-    assert {index for index, _ in held} == set(range(case.weights))
-    assert all(value == pytest.approx(mean[index], rel=1e-6) for index, value in held)
 
 
 def test_the_first_batch_is_what_it_is_by_hand(quick: list[Recording]) -> None:
@@ -138,27 +96,6 @@ def test_a_mean_of_means_weighs_tokens_unequally(quick: list[Recording]) -> None
 
 def test_adamws_state_is_what_it_is_by_hand(quick: list[Recording]) -> None:
     check_moments(quick[5])
-
-
-def check_moments(recording: Recording) -> None:
-    """After a first update: m = 0.1 g, v = 0.05 g^2, and w - 0.1 g / |g| where g is not 0."""
-    assert recording["case"]["scenario"] == "moments"
-    weights = BASE.first_weights()
-    _, mean = by_hand(BASE, 0, weights)
-    seen = set()
-    for found in recording["batches"][0]["frames"][-1]["ranks"]:
-        first, second = found["moments"]
-        for index, gradient in enumerate(mean):
-            assert (first[index] is None) == (second[index] is None)
-            if first[index] is not None:
-                assert first[index] == pytest.approx(0.1 * gradient, rel=1e-5)
-                assert second[index] == pytest.approx(0.05 * gradient**2, rel=1e-5)
-                seen.add(index)
-            after = found["weights"][index]
-            if after is not None:
-                moved = LR * np.sign(gradient)
-                assert after == pytest.approx(weights[index] - moved, rel=1e-5)
-    assert seen == set(range(BASE.weights))
 
 
 def test_bytes_on_the_wire_are_the_payloads_by_backend(
@@ -233,48 +170,6 @@ def test_the_command_opens_the_page_where_it_is_asked_to(
     with opened(out) as page:
         assert page.locator("#loss b").inner_text() == "1.5"
         assert page.locator("tr.now").count() == 1
-
-
-def shown(value: float | None) -> str:
-    """Return a number as the page has it."""
-    if value is None:
-        return "–"
-    text = f"{value:.4f}".rstrip("0").rstrip(".")
-    return ("0" if text == "-0" else text).replace("-", "−")
-
-
-def check_cells(page: Any, frame: dict[str, Any]) -> None:
-    """Compare what each rank's panel shows of weights with the recording."""
-    for rank, found in enumerate(frame["ranks"]):
-        panel = page.locator(".rank").nth(rank)
-        cells = panel.locator('tr[data-part="weights"] td').all_inner_texts()
-        assert cells == [shown(value) for value in found["weights"]]
-        if frame["phase"] == "backward" and panel.locator('tr[data-part="own"]').count():
-            cells = panel.locator('tr[data-part="own"] td').all_inner_texts()
-            assert cells == [shown(value) for value in found["own"]]
-
-
-def walk(page: Any, recording: Recording) -> list[str]:
-    """Walk through every phase by the arrow key; return the names of the phases."""
-    page.keyboard.press("Home")
-    names = []
-    frames = [frame for batch in recording["batches"] for frame in batch["frames"]]
-    total = int(re.findall(r"of (\d+)", page.locator(".controls").inner_text())[0])
-    at = 0
-    for _ in range(total):
-        names.append(page.locator('[aria-current="step"]').inner_text())
-        if names[-1].startswith("Reduce"):
-            at -= 1
-        elif not is_pending(frames[at]):
-            check_cells(page, frames[at])
-        at += 1
-        page.keyboard.press("ArrowRight")
-    return names
-
-
-def is_pending(frame: dict[str, Any]) -> bool:
-    kinds = {call[0] for call in frame["ranks"][0]["calls"] if call[2] > 1}
-    return frame["phase"] == "backward" and bool(kinds & {"all_reduce", "reduce_scatter"})
 
 
 def test_every_phase_switch_and_key(quick: list[Recording], tmp_path: Path) -> None:
@@ -363,18 +258,6 @@ def test_every_engine_makes_the_same_update(everything: tuple[list[Recording], P
     assert one["case"]["samples"] == CUT_BATCH
     first, second = (r["batches"][0]["frames"][-1]["ranks"][0]["weights"] for r in (one, eight))
     assert first == second
-
-
-def check_update(recording: Recording) -> None:
-    weights = BASE.first_weights()
-    _, mean = by_hand(BASE, 0, weights)
-    seen = set()
-    for found in recording["batches"][0]["frames"][-1]["ranks"]:
-        for index, after in enumerate(found["weights"]):
-            if after is not None:
-                assert after == pytest.approx(weights[index] - LR * mean[index], rel=1e-6)
-                seen.add(index)
-    assert seen == set(range(BASE.weights))
 
 
 @pytest.mark.long

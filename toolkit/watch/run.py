@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config import load_run_config
+from toolkit.engines.mixture import to_config
 from toolkit.engines.traffic import KINDS
 from toolkit.errors import UsageError
 from toolkit.program.events import PARTS, Program
@@ -18,7 +19,6 @@ from toolkit.training.record import FOLDER
 from toolkit.watch.formula import explain
 from toolkit.watch.seconds import predict_seconds
 
-MOST_RANKS = 64
 _MICROSECONDS = 1e6
 
 
@@ -43,7 +43,7 @@ def run_data(path: Path) -> dict[str, Any]:
     return {
         "name": run.name,
         "strategy": settings.strategy,
-        "accumulation": str(run.config["accumulation"]),
+        "accumulation": str(to_config(settings.accumulation)),
         "ranks": settings.world_size,
         "backend": "nccl" if settings.device == "cuda" else "gloo",
         "device": _device(run),
