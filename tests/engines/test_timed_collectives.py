@@ -19,6 +19,11 @@ def test_what_is_waited_for_is_exposed_as_long_as_it_is() -> None:
     assert exposed([timed], 1.0, HostClock()) == [(1.0, 4.0, 1.0)]
 
 
+def test_a_wait_that_returns_late_is_exposed_until_the_end_alone() -> None:
+    timed = Timed(ALL_REDUCE, 0, 2.0, None, over=[4.5, 5.0], waits=[(4.0, 5.0)])
+    assert exposed([timed], 1.0, HostClock()) == [(1.0, 3.5, 0.5)]
+
+
 def test_buckets_are_exposed_from_the_last_issue_on_one_after_the_other() -> None:
     """Issued at 0, 4 and 8, over at 6, 10 and 13: hidden, then 2 and 3 seconds exposed."""
     moments = [(0.0, 6.0), (4.0, 10.0), (8.0, 13.0)]

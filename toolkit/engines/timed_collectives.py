@@ -1,8 +1,8 @@
 """When collectives are issued and over, and for how long the computation stands still for each.
 
-A collective that Python code waits for is exposed as long as it does. DDP's reducer waits in C++,
-once the backward pass has its last gradient, with which the last bucket is issued: what nobody has
-waited for when a phase ends is exposed from its last issue on, one after the other.
+A collective that Python code waits for is exposed from then on until it is over. DDP's reducer
+waits in C++, once the backward pass has its last gradient, with which the last bucket is issued:
+what nobody has waited for when a phase ends is exposed from its last issue on, one after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -106,7 +106,8 @@ def exposed(timed: Sequence[Timed], since: Mark, clock: Clock) -> list[tuple[flo
         issued = clock.seconds(since, each.issued)
         over = min((clock.seconds(since, mark) for mark in each.over), default=issued)
         if each.waits:
-            stood = sum(clock.seconds(*wait) for wait in each.waits)
+            waits = [[clock.seconds(since, mark) for mark in wait] for wait in each.waits]
+            stood = sum(max(0.0, min(over, until) - begun) for begun, until in waits)
         else:
             stood = max(0.0, over - reached)
             reached = max(reached, over)
