@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash test-slurm test-versions test-museum bench check data docs samples memory-errors overhead audit-overhead save-times clean
+.PHONY: train test test-long test-crash test-slurm test-versions test-museum bench check data docs samples memory-errors overhead audit-overhead record-overhead recordings save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -76,6 +76,14 @@ overhead: $(READY)
 # What `toolkit audit` costs a step that it watches.
 audit-overhead: $(READY)
 	$(BIN)/python -m benchmarks.audit_overhead
+
+# What `training.record` costs a step of the demo run that it records.
+record-overhead: $(READY) data
+	$(BIN)/python -m benchmarks.record_overhead
+
+# The recordings that docs/watch.md embeds, made anew.
+recordings: $(READY) data
+	$(BIN)/python -m docs.scripts.recordings
 
 # How long a save of GPT-2 124M holds training up, beside the disk's own rate.
 save-times: $(READY)

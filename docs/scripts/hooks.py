@@ -1,9 +1,11 @@
 """What MkDocs calls while it builds the site, so that links work on it and in a checkout alike.
 
 README is the first page. A page links to a file outside docs/ as `../FILE`: on the site that is a
-page of the repository, and a picture is taken along.
+page of the repository, and a picture is taken along. The pages of `toolkit watch` are built from
+docs/recordings.
 """
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -11,7 +13,13 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from toolkit.engines.strategies import ACCUMULATIONS, ALONE, STRATEGIES
+from toolkit.watch.dials import build_dials
+from toolkit.watch.page import page_text
+
 ROOT = Path(__file__).parents[2]
+RECORDINGS = ROOT / "docs" / "recordings"
+FILES = ("lesson.json", "run.json")
 _INTO_DOCS = re.compile(r"\]\(docs/")
 _OF_THE_ROOT = re.compile(r"\]\((?!https?:|#|docs/)")
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
@@ -24,7 +32,20 @@ def on_files(files: Files, *, config: Any) -> Files:
     readme = _OF_THE_ROOT.sub("](../", (ROOT / "README.md").read_text())
     home = _INTO_DOCS.sub("](", readme)
     files.append(File.generated(config, "index.md", content=home))
+    for name, text in watched().items():
+        files.append(File.generated(config, f"pages/{name}.html", content=text))
     return files
+
+
+def watched() -> dict[str, str]:
+    """Return the pages of `toolkit watch` by name, from what was recorded for them."""
+    lesson, run = (json.loads(file.read_text()) for file in (RECORDINGS / name for name in FILES))
+    engines = [strategy for strategy in STRATEGIES if strategy != ALONE]
+    lesson["dials"] = build_dials(engines, ACCUMULATIONS)
+    return {
+        "lesson": page_text(lesson, title="Watch data parallelism happen"),
+        "run": page_text(run, title="A recorded run"),
+    }
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:

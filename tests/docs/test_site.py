@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.watch.browser import opened
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
@@ -39,6 +41,17 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]*"(?:https?:)?//')
     found = {page: loaded.findall(page.read_text()) for page in site.rglob("*.html")}
     assert {page: links for page, links in found.items() if links} == {}
+
+
+def test_embedded_pages_are_there_and_open(site: Path) -> None:
+    page = site / "watch" / "index.html"
+    sources = re.findall(r'<iframe src="([^"]+)"', page.read_text())
+    assert sources == ["../pages/lesson.html", "../pages/run.html"]
+    titles = []
+    for source in sources:
+        with opened(page.parent / source) as shown:
+            titles.append(shown.locator("h1").inner_text())
+    assert titles == ["Watch data parallelism happen", "Run demo"]
 
 
 def test_a_broken_link_ends_the_build(tmp_path: Path) -> None:

@@ -4,12 +4,19 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.watch.browser import opened
+from tests.watch.by_hand import (
+    BASE,
+    Recording,
+    by_hand,
+    check_first_batch,
+    check_moments,
+    check_update,
+)
+from tests.watch.walking import page_of, shown, walk
 from toolkit import cli
 from toolkit.engines.strategies import ACCUMULATIONS
 from toolkit.errors import UsageError
@@ -17,26 +24,17 @@ from toolkit.program.settings import StepSettings
 from toolkit.program.step import estimate_peak
 from toolkit.watch.dials import SIZES, build_dials
 from toolkit.watch.lesson import CUT_BATCH, LR, Case, plan_cases
-from toolkit.watch.page import write_page
 from toolkit.watch.record import record_cases
 
-BASE = Case(strategy="ddp", accumulation="replicated", gpus=4, grad_accum_steps=2)
 ENGINES = ("ddp", "fsdp2", "fsdp2_no_reshard", "hsdp", "zero1", "zero2", "zero3")
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(290)]
-
-Recording = dict[str, Any]
-
-
-def page_of(recordings: list[Recording], out: Path, **more: Any) -> Path:
-    write_page({"recordings": recordings, "start": 0, **more}, out, title="t")
-    return out
 
 
 @pytest.fixture(scope="module")
 def quick() -> list[Recording]:
     """Four ranks: DDP in both modes and without averaging, both weightings."""
     cases, _ = plan_cases(BASE, strategies=("ddp",), accumulations=("replicated", "sharded"))
-    kept = [case for case in cases if case.scenario != "cut"]
+    kept = [case for case in cases if case.scenario != "cut"]  # eight processes more
     return record_cases(kept, timeout_s=200)
 
 
@@ -53,46 +51,6 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Recording
         r'<script type="application/json" id="data">(.*?)</script>', out.read_text()
     )
     return json.loads(data)["recordings"], out
-
-
-def by_hand(case: Case, batch: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each micro-step's gradient by rank, and the mean's, [ranks, micro-steps, weights]."""
-    x = np.array(
-        [
-            [case.micro_batch(batch, m, rank) for m in range(case.grad_accum_steps)]
-            for rank in range(case.gpus)
-        ]
-    )
-    own = (weights - x).sum(axis=2) * case.gpus / case.samples
-    return own, (weights - x).reshape(-1, case.weights).sum(axis=0) / case.samples
-
-
-def check_first_batch(recording: Recording, case: Case) -> None:
-    weights = case.first_weights()
-    own, mean = by_hand(case, 0, weights)
-    frames = recording["batches"][0]["frames"]
-    for frame in frames:
-        for rank, found in enumerate(frame["ranks"]):
-            if frame["phase"] == "forward":
-                x = case.micro_batch(0, frame["micro_step"], rank)
-                assert found["seen"] == weights.tolist()
-                assert found["losses"] == (0.5 * ((weights - x) ** 2).sum(axis=1)).tolist()
-            if frame["phase"] == "backward":
-                assert found["own"] == own[rank, frame["micro_step"]].tolist()
-    for found in frames[-1]["ranks"]:
-        kept = [w for w in found["weights"] if w is not None] or found["master"]
-        assert kept
-        for after, before, gradient in zip(found["weights"], weights, mean, strict=True):
-            assert after is None or after == pytest.approx(before - LR * gradient, rel=1e-6)
-    held = {
-        (index, value)
-        for found in frames[-2]["ranks"]
-        for part in found["gradient"][-1:]
-        for index, value in enumerate(part)
-        if value is not None
-    }
-    assert {index for index, _ in held} == set(range(case.weights))
-    assert all(value == pytest.approx(mean[index], rel=1e-6) for index, value in held)
 
 
 def test_the_first_batch_is_what_it_is_by_hand(quick: list[Recording]) -> None:
@@ -131,9 +89,56 @@ def test_copies_stay_equal_for_a_thousand_batches() -> None:
 
 
 def test_a_mean_of_means_weighs_tokens_unequally(quick: list[Recording]) -> None:
-    per_token, of_means = quick[3:]
+    per_token, of_means = quick[3:5]
     assert per_token["batches"][0]["loss"] == (100 * 2.0 + 300 * 1.0) / 400 == 1.25
     assert of_means["batches"][0]["loss"] == (2.0 + 1.0) / 2 == 1.5
+
+
+def test_adamws_state_is_what_it_is_by_hand(quick: list[Recording]) -> None:
+    check_moments(quick[5])
+
+
+def test_bytes_on_the_wire_are_the_payloads_by_backend(
+    quick: list[Recording], tmp_path: Path
+) -> None:
+    """An all-reduce of 16 bytes by four ranks passes 2 x 3/4 of it on, over either backend."""
+    with opened(page_of(quick[:1], tmp_path / "page.html")) as page:
+        assert page.locator("#sent b").inner_text() == "0 B over gloo"
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        assert page.locator("#wire b").inner_text() == "16 B"
+        assert page.locator("#sent b").inner_text() == "24 B over gloo"
+        assert "24 B over NCCL" in page.locator("#sent").inner_text()
+
+
+@pytest.mark.long
+def test_gloo_sends_twice_what_nccl_does_of_a_reduce_scatter(
+    everything: tuple[list[Recording], Path],
+) -> None:
+    """FSDP2's first batch gathers and reduce-scatters 16 bytes, each 12 of them over NCCL."""
+    recordings, out = everything
+    [place] = [
+        place
+        for place, recording in enumerate(recordings)
+        if recording["case"]["strategy"] == "fsdp2"
+        and recording["case"]["accumulation"] == "replicated"
+        and recording["case"]["scenario"] == "lesson"
+    ]
+    calls = [
+        call
+        for frame in recordings[place]["batches"][0]["frames"]
+        for call in frame["ranks"][0]["calls"]
+        if call[2] > 1
+    ]
+    with opened(page_of([recordings[place]], out.with_name("fsdp2.html"))) as page:
+        page.keyboard.press("End")
+        for _ in range(7):
+            page.keyboard.press("ArrowLeft")
+        kinds = [call[0] for call in calls]
+        gathered, scattered = kinds.count("all_gather"), kinds.count("reduce_scatter")
+        assert scattered == 1
+        assert page.locator("#sent b").inner_text() == f"{12 * gathered + 24} B over gloo"
+        assert f"{12 * (gathered + scattered)} B over NCCL" in page.locator("#sent").inner_text()
 
 
 def test_a_batch_that_cannot_be_cut_is_refused() -> None:
@@ -167,48 +172,6 @@ def test_the_command_opens_the_page_where_it_is_asked_to(
         assert page.locator("tr.now").count() == 1
 
 
-def shown(value: float | None) -> str:
-    """Return a number as the page has it."""
-    if value is None:
-        return "–"
-    text = f"{value:.4f}".rstrip("0").rstrip(".")
-    return ("0" if text == "-0" else text).replace("-", "−")
-
-
-def check_cells(page: Any, frame: dict[str, Any]) -> None:
-    """Compare what each rank's panel shows of weights with the recording."""
-    for rank, found in enumerate(frame["ranks"]):
-        panel = page.locator(".rank").nth(rank)
-        cells = panel.locator('tr[data-part="weights"] td').all_inner_texts()
-        assert cells == [shown(value) for value in found["weights"]]
-        if frame["phase"] == "backward" and panel.locator('tr[data-part="own"]').count():
-            cells = panel.locator('tr[data-part="own"] td').all_inner_texts()
-            assert cells == [shown(value) for value in found["own"]]
-
-
-def walk(page: Any, recording: Recording) -> list[str]:
-    """Walk through every phase by the arrow key; return the names of the phases."""
-    page.keyboard.press("Home")
-    names = []
-    frames = [frame for batch in recording["batches"] for frame in batch["frames"]]
-    total = int(re.findall(r"of (\d+)", page.locator(".controls").inner_text())[0])
-    at = 0
-    for _ in range(total):
-        names.append(page.locator('[aria-current="step"]').inner_text())
-        if names[-1].startswith("Reduce"):
-            at -= 1
-        elif not is_pending(frames[at]):
-            check_cells(page, frames[at])
-        at += 1
-        page.keyboard.press("ArrowRight")
-    return names
-
-
-def is_pending(frame: dict[str, Any]) -> bool:
-    kinds = {call[0] for call in frame["ranks"][0]["calls"] if call[2] > 1}
-    return frame["phase"] == "backward" and bool(kinds & {"all_reduce", "reduce_scatter"})
-
-
 def test_every_phase_switch_and_key(quick: list[Recording], tmp_path: Path) -> None:
     with opened(page_of(quick, tmp_path / "page.html")) as page:
         phases = ["Read", "Forward 1", "Backward 1", "Forward 2", "Backward 2", "Reduce 2"]
@@ -228,6 +191,12 @@ def test_every_phase_switch_and_key(quick: list[Recording], tmp_path: Path) -> N
         assert page.locator("#loss b").inner_text() == "1.25"
         page.get_by_role("radio", name="the mean of means").check(force=True)
         assert page.locator("#loss b").inner_text() == "1.5"
+        page.get_by_role("radio", name="optimizer state").check(force=True)
+        assert walk(page, quick[5])[-1] == "Update"
+        shown_moments = page.locator('tr[data-part="moment m"]').first.locator("td")
+        [*_, last] = quick[5]["batches"][-1]["frames"]
+        moments = last["ranks"][0]["moments"]
+        assert shown_moments.all_inner_texts() == [shown(value) for value in moments[0]]
         page.locator("body").press("Space")
         page.get_by_role("button", name="stop the film").click()
 
@@ -280,23 +249,15 @@ def test_every_engine_makes_the_same_update(everything: tuple[list[Recording], P
     assert {r["case"]["strategy"] for r in lesson} == set(ENGINES)
     for recording in lesson:
         check_update(recording)
+    moments = [r for r in recordings if r["case"]["scenario"] == "moments"]
+    assert {r["case"]["strategy"] for r in moments} == set(ENGINES)
+    for recording in moments:
+        check_moments(recording)
     one, eight = (r for r in recordings if r["case"]["scenario"] == "cut")
     assert [one["case"]["gpus"], eight["case"]["gpus"]] == [1, 8]
     assert one["case"]["samples"] == CUT_BATCH
     first, second = (r["batches"][0]["frames"][-1]["ranks"][0]["weights"] for r in (one, eight))
     assert first == second
-
-
-def check_update(recording: Recording) -> None:
-    weights = BASE.first_weights()
-    _, mean = by_hand(BASE, 0, weights)
-    seen = set()
-    for found in recording["batches"][0]["frames"][-1]["ranks"]:
-        for index, after in enumerate(found["weights"]):
-            if after is not None:
-                assert after == pytest.approx(weights[index] - LR * mean[index], rel=1e-6)
-                seen.add(index)
-    assert seen == set(range(BASE.weights))
 
 
 @pytest.mark.long
@@ -323,6 +284,10 @@ def test_the_dials_show_the_estimators_figures(quick: list[Recording], tmp_path:
         assert page.locator("#tokens strong").inner_text() == "65,536 tokens per update"
         cells = page.locator("tr.now td").all_inner_texts()
         assert cells[:4] == ["4", "4", "4", f"{gib:.4g} GiB"]
+        kept = estimate_peak(settings).parts["activations"] / 1024**3
+        assert cells[5:7] == [f"{kept:.4g} GiB", "4 × H100-80"]
+        one_gpu, all_gpus = (float(cell.removesuffix(" ms")) for cell in cells[7:9])
+        assert all_gpus == pytest.approx(4 * one_gpu, rel=0.01)
         page.get_by_role("slider").first.press("ArrowRight")
         assert page.locator("tr.now td").first.inner_text() == "16"
         assert page.locator("#tokens strong").inner_text() == "262,144 tokens per update"

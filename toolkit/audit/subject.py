@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from toolkit.audit.collectives import CollectiveListener
 from toolkit.audit.models import (
     deepspeed_engine,
     describe_engine,
@@ -26,6 +25,7 @@ from toolkit.audit.models import (
 )
 from toolkit.audit.samples import GradientSamples
 from toolkit.audit.window import add_traffic
+from toolkit.engines.collective_listener import CollectiveListener
 
 _LOOKED_AT = 8
 """Parameters whose gradients are looked at for what an earlier step left."""
@@ -42,7 +42,7 @@ class Subject:
         self._deepspeed = deepspeed_engine(self.roots)
         self._batch: str | None = None
         self._forward: dict[str, Any] = {}
-        self._listener = CollectiveListener(heard)
+        self._listener = CollectiveListener(lambda call, _: heard(call))
         self._handles = [
             root.register_forward_pre_hook(
                 lambda _, arguments, settings: before_forward((arguments, settings)),

@@ -17,6 +17,12 @@ ENGINES = ",".join(strategy for strategy in STRATEGIES if strategy != ALONE)
 
 
 def watch(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run that has recorded steps; without it, the lesson.", metavar="RUN"
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page.", metavar="FILE.html")] = Path("watch.html"),
     gpus: Annotated[int, typer.Option(help="Processes, each in place of a GPU.")] = 4,
     weights: Annotated[int, typer.Option(help="Weights of the model.")] = 4,
@@ -35,8 +41,13 @@ def watch(
 ) -> None:
     """Watch real processes share one update, phase by phase, on a page of its own.
 
+    With RUN, a page of the steps that it recorded (training.record).
+
     Example: toolkit watch --strategy ddp,fsdp2 --out page.html
     """
+    if run is not None:
+        _write_run(run, out)
+        return
     from toolkit.counted import counted
     from toolkit.verify.options import choices
     from toolkit.watch.dials import build_dials
@@ -64,6 +75,15 @@ def watch(
     dials = build_dials(strategies, modes)
     data = {"recordings": recordings, "start": start, "dials": dials}
     write_page(data, out, title="Watch data parallelism happen")
+    typer.echo(out)
+
+
+def _write_run(run: Path, out: Path) -> None:
+    from toolkit.watch.page import write_page
+    from toolkit.watch.run import run_data
+
+    data = run_data(run)
+    write_page({"run": data}, out, title=f"Run {data['name']}")
     typer.echo(out)
 
 

@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -253,6 +254,9 @@ class TrainingConfig(Section):
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
     profile: Annotated[tuple[int, ...] | None, BeforeValidator(_as_tuple)] = None
     """First and last step of a PyTorch profiler trace of each rank, in the run's folder."""
+    record: Annotated[tuple[int, ...] | None, BeforeValidator(_as_tuple)] = None
+    """First and last step whose phases, collectives, memory and losses each rank writes down in the
+    run's folder, for `toolkit watch`."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
     tracker_project: str = "scaling-toolkit"
@@ -278,14 +282,16 @@ class TrainingConfig(Section):
             )
         return name
 
-    @field_validator("profile")
+    @field_validator("profile", "record")
     @classmethod
-    def _profile_is_first_and_last(cls, steps: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _steps_are_first_and_last(
+        cls, steps: tuple[int, ...] | None, info: ValidationInfo
+    ) -> tuple[int, ...] | None:
         # The first step of a start is checked, and on a CPU the second is profiled for its memory.
         if steps is not None and not (len(steps) == 2 and 3 <= steps[0] <= steps[1]):
             raise ValueError(
-                "training.profile must be a first step of at least 3 and a last one that is not "
-                f"before it, got {list(steps)}"
+                f"training.{info.field_name} must be a first step of at least 3 and a last one "
+                f"that is not before it, got {list(steps)}"
             )
         return steps
 

@@ -39,6 +39,7 @@ _NAMES = {
     "train_iters lr_decay_iters num_train_epochs max_epochs epochs",
     "training.stop_at": "stop_after",
     "training.log_every": "log_interval logging_steps log_freq print_every",
+    "training.record": "record_steps recording timeline",
     "training.profile": "profiler profiling profile_steps enable_profiling",
     "training.eval_every": "eval_interval eval_steps eval_freq val_interval val_loss_every "
     "val_check_interval validation.freq",

@@ -95,6 +95,11 @@ def compute_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
         yield from group
 
 
+def slice_kept(parameter: Any) -> torch.Tensor:
+    """Return what stage 3 keeps of a parameter while it is not gathered."""
+    return parameter.ds_tensor
+
+
 def held_sums(optimizer: Any) -> Iterator[torch.Tensor]:
     """Yield the sums of gradients that are kept apart from the parameters."""
     if _is(optimizer, PARTITIONED):

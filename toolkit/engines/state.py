@@ -1,17 +1,25 @@
 """Where an engine keeps what training changes: masters, moments, gradients and the loss scale."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from toolkit.engines.launched import Launched
 from toolkit.engines.torch_internals import SCALER_STATE
 
 Kind = Literal["parameter", "exp_avg", "exp_avg_sq"]
 """What there is for each parameter: its fp32 master and AdamW's two moments."""
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of the whole storages that tensors lie in, by address."""
+    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    storages = [tensor.untyped_storage() for tensor in local]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 class EngineState(ABC):
@@ -49,8 +57,27 @@ class EngineState(ABC):
 
     def held_gradient_bytes(self) -> int:
         """Return the bytes of `held_gradients`: whole storages, each counted once."""
-        storages = [gradient.untyped_storage() for gradient in self.held_gradients()]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return sum(storages_of(self.held_gradients()).values())
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return the bytes held of the parameters, masters included, and of the optimizer's state.
+
+        What a micro-step gathers for the moment is neither.
+        """
+        masters = (self.held_values(p, "parameter") for p in self.updated_parameters())
+        parameters = storages_of([*self.working_parameters(), *masters])
+        kept = storages_of(
+            value
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+        own = sum(size for address, size in kept.items() if address not in parameters)
+        return sum(parameters.values()), own
+
+    def working_parameters(self) -> Iterator[torch.Tensor]:
+        """Yield what this rank keeps of the parameters that it computes with."""
+        yield from self.replicated_tensors()
 
     @abstractmethod
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:

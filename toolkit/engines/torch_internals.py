@@ -7,7 +7,8 @@ Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_pytho
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -139,6 +140,23 @@ def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
     return dist.distributed_c10d._resolve_process_group(arguments[-1])
+
+
+@contextmanager
+def around_waits(around: Callable[[dist.Work], AbstractContextManager[None]]) -> Iterator[None]:
+    """Make each wait for a collective that Python code does happen in a context of `around`."""
+    kind: Any = dist.Work
+    original = kind.wait
+
+    def wait(work: dist.Work, *arguments: Any, **settings: Any) -> bool:
+        with around(work):
+            return original(work, *arguments, **settings)
+
+    kind.wait = wait
+    try:
+        yield
+    finally:
+        kind.wait = original
 
 
 def find_cpp_compiler() -> str | None:

@@ -99,6 +99,11 @@ class ZeroState(EngineState):
         """Make the parameters that the model computes with out of the masters."""
         internals.use_masters(self.optimizer)
 
+    def working_parameters(self) -> Iterator[torch.Tensor]:
+        """Yield whole parameters, or in stage 3 the slices that they are gathered from."""
+        for parameter in self.module.parameters():
+            yield internals.slice_kept(parameter) if self._is_partitioned else parameter
+
     @property
     def _is_partitioned(self) -> bool:
         return self.launched.strategy == "zero3"

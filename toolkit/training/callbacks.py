@@ -13,6 +13,7 @@ from toolkit.training.loop import Loop
 from toolkit.training.memory import MemoryPeak
 from toolkit.training.preemption import Preemption
 from toolkit.training.profile import Profile
+from toolkit.training.record import Record
 from toolkit.training.report import RunReport
 from toolkit.training.resume import resume
 from toolkit.training.roll_back import RollBack
@@ -59,6 +60,7 @@ def build_loop(
             FirstStepCheck(run),
             memory,
             Profile(folder / "profile", run.engine, run.config.training.profile, log),
+            Record(folder, run.engine, run.config.training.record, log),
             health,
             report,
             RollBack(run, saving, health, report, log),

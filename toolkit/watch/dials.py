@@ -14,8 +14,11 @@ from toolkit.engines.strategies import (
     replicas_of,
     supported_pairs,
 )
-from toolkit.model.flops import flops_per_token, peak_flops_per_s
+from toolkit.memory.hardware import find_gpu
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, Preset, preset_sizes
+from toolkit.prediction.devices import find_speed, widest_use
+from toolkit.prediction.network import RingNetwork
+from toolkit.prediction.step_time import predict
 from toolkit.program.readers.peak import read_peak
 from toolkit.program.readers.traffic import read_traffic
 from toolkit.program.settings import StepSettings
@@ -25,11 +28,9 @@ PRESET: Preset = "gpt2"
 SEQ_LEN = 1024
 SEQUENCES = (1, 4, 16)
 GPUS = (2, 4, 8)
-MICRO_STEPS = (1, 4, 16)
+MICRO_STEPS = (1, 2, 4, 8, 16)
 SIZES = preset_sizes(PRESET, vocab_size=PADDED_VOCAB_SIZE, block_size=SEQ_LEN)
-DEVICE = "NVIDIA A100 80GB PCIe"
-UTILISATION = 0.4
-"""An assumption, for an order of magnitude: of the device's peak, without communication."""
+DEVICE = "H100-80"
 
 
 def build_dials(
@@ -39,8 +40,8 @@ def build_dials(
 
     Returns:
         Among others `rows`, by engine and mode, and by sequences, GPUs and micro-steps: bytes of
-        each part at the peak, payload bytes of a rank's collectives per update, and its
-        floating-point operations.
+        each part at the peak, payload bytes of a rank's collectives per update, and the seconds
+        that an update takes on GPUs of one machine, predicted.
     """
     pairs = [
         (strategy, mode)
@@ -54,8 +55,7 @@ def build_dials(
         "gpus": GPUS,
         "micro_steps": MICRO_STEPS,
         "device": DEVICE,
-        "utilisation": UTILISATION,
-        "flops_per_s": peak_flops_per_s(DEVICE, "bf16"),
+        "memory": find_gpu(DEVICE).memory_bytes,
         "rows": {
             f"{strategy} {mode}": {
                 f"{sequences} {gpus} {micro_steps}": _cost(
@@ -86,9 +86,11 @@ def _cost(
     )
     program = write_step(settings)
     traffic = read_traffic(program, settings)
-    tokens = sequences * SEQ_LEN * micro_steps
+    speed = find_speed(DEVICE)
+    network = RingNetwork(settings, gpus, speed.link_bytes_per_s, None)
+    costs = speed.costs((speed.use or widest_use()).middle)
     return [
         list(read_peak(program).parts.values()),
         sum(found.bytes for found in traffic.values()),
-        tokens * flops_per_token(SIZES, seq_len=SEQ_LEN),
+        predict(program, costs, network).step_s,
     ]

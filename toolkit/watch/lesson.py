@@ -21,7 +21,7 @@ from toolkit.engines.strategies import (
 from toolkit.errors import UsageError
 
 LR = 0.1
-Scenario = Literal["lesson", "weighting", "cut"]
+Scenario = Literal["lesson", "weighting", "cut", "moments"]
 TOKENS = ((100, 2.0), (300, 1.0))
 """Of the two kinds of micro-batch of `weighting`: tokens, and the loss of each at weights of 0."""
 CUT_BATCH = 256
@@ -62,8 +62,9 @@ class Case:
         return self.samples // (self.gpus * self.grad_accum_steps)
 
     def optimizer(self) -> OptimizerConfig:
-        """Return plain SGD at a fixed rate, without decay or clipping."""
-        settings = {"name": "sgd", "lr": LR, "min_lr": LR, "weight_decay": 0, "grad_clip": 0}
+        """Return plain SGD, or AdamW for its moments, at a fixed rate without decay or clipping."""
+        name = "adamw" if self.scenario == "moments" else "sgd"
+        settings = {"name": name, "lr": LR, "min_lr": LR, "weight_decay": 0, "grad_clip": 0}
         return OptimizerConfig.model_validate(settings)
 
     def first_weights(self) -> np.ndarray:
@@ -131,9 +132,10 @@ def plan_cases(
             f"nothing to record of {asked}: {'; '.join(reasons.values()) or 'no pair'}"
         )
     copies = [case for case in cases if case.strategy == COPIES]
+    moments = _moments(cases)
     if copies:
         cases += [replace(copies[0], averages=False), *_weighting(copies[0]), *_cut(copies[0])]
-    return cases, [f"{name}: {reason}" for name, reason in reasons.items()]
+    return [*cases, *moments], [f"{name}: {reason}" for name, reason in reasons.items()]
 
 
 def _check(base: Case) -> None:
@@ -160,6 +162,12 @@ def _weighting(base: Case) -> list[Case]:
     steps = 1 if base.gpus % 2 == 0 else 2
     case = replace(base, scenario="weighting", grad_accum_steps=steps, shown=1)
     return [case, replace(case, mean_of_means=True)]
+
+
+def _moments(cases: list[Case]) -> list[Case]:
+    """AdamW's state, once for each engine."""
+    firsts = {case.strategy: case for case in reversed(cases)}
+    return [replace(case, scenario="moments", batches=2) for case in reversed(firsts.values())]
 
 
 def _cut(base: Case) -> list[Case]:

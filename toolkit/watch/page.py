@@ -11,18 +11,31 @@ from typing import Any
 from toolkit.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "page"
-_SCRIPTS = ("base", "working", "lesson", "dials", "main")
+_SCRIPTS = ("base", "wire", "working", "lesson", "dials", "run", "main")
 LARGEST_PAGE = 1_000_000
 """Bytes; a page is to be mailed and committed."""
 
 
 def write_page(data: dict[str, Any], out: Path, *, title: str) -> None:
-    """Write the page of some data, which is in it as JSON and never as markup.
+    """Write the page of some data; raises as `page_text`.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    text = page_text(data, title=title)
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}") from None
+
+
+def page_text(data: dict[str, Any], *, title: str) -> str:
+    """Return the page of some data, which is in it as JSON and never as markup.
 
     The page's own policy lets it run this script alone and load nothing.
 
     Raises:
-        UsageError: the page is too large, or cannot be written.
+        UsageError: the page is too large.
     """
     script = "".join((_FOLDER / f"{name}.js").read_text() for name in _SCRIPTS)
     style = (_FOLDER / "style.css").read_text()
@@ -39,10 +52,7 @@ def write_page(data: dict[str, Any], out: Path, *, title: str) -> None:
             f"the page would have {len(text.encode()):,} bytes, more than {LARGEST_PAGE:,}; "
             "record fewer ranks, micro-steps or steps"
         )
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}") from None
+    return text
 
 
 def _as_json(data: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.engine import Engine
+from toolkit.engines.state import Kind
 from toolkit.training.callback import Callback, Phase
 
 Frame = dict[str, Any]
@@ -68,8 +69,10 @@ def numbers(tensor: torch.Tensor) -> list[float]:
 class Recorder(Callback):
     """Keeps a frame of each phase of a step: what this rank has, and what it communicated."""
 
-    def __init__(self, engine: Engine, problem: Problem) -> None:
+    def __init__(self, engine: Engine, problem: Problem, *, keeps_moments: bool) -> None:
         self.engine = engine
+        self.keeps_moments = keeps_moments
+        self._has_moments = False
         self.problem = problem
         # The engine's own, which a gathered copy takes the place of in the module.
         self.parameter = engine.parameters[0]
@@ -87,6 +90,7 @@ class Recorder(Callback):
         self._keep("read")
         with self._counter:
             yield
+        self._has_moments = self.keeps_moments
         self._keep("update")
 
     def on_phase(self, phase: Phase) -> None:
@@ -112,6 +116,7 @@ class Recorder(Callback):
                 "weights": self._weights(held),
                 "gradient": [self._place(held, part) for part in state.held_gradients()],
                 "master": self._master(held),
+                "moments": self._moments(held),
                 "gradient_bytes": state.held_gradient_bytes(),
                 "calls": [
                     [call.kind, call.elements * call.itemsize, call.elements, list(call.ranks)]
@@ -131,6 +136,15 @@ class Recorder(Callback):
         if self._updates_in_place():
             return None
         return self._place(held, self._held_master())
+
+    def _moments(self, held: range) -> list[list[float | None]] | None:
+        """Return AdamW's two moments of what this rank updates, once there has been an update."""
+        if not self._has_moments:
+            return None
+        kinds: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
+        return [
+            self._place(held, self.engine.state.held_values(self.parameter, kind)) for kind in kinds
+        ]
 
     def _updates_in_place(self) -> bool:
         local, master = self._local(), self._held_master()

@@ -57,7 +57,7 @@ def record(case: Case, launched: Launched) -> dict[str, Any]:
         after each update, where ranks hold copies of each other.
     """
     engine, problem = _build(case, launched)
-    recorder = Recorder(engine, problem)
+    recorder = Recorder(engine, problem, keeps_moments=case.scenario == "moments")
     batches, weights = [], []
     with _averaging(engine, case):
         for batch in range(case.batches):

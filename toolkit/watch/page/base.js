@@ -12,7 +12,7 @@ function el(name, attributes = {}, ...children) {
     else if (value === true) node.setAttribute(key, "");
     else if (value !== false && value != null) node.setAttribute(key, value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...children.flat(2).filter((child) => child != null));
   return node;
 }
 

@@ -9,7 +9,8 @@ const SAYS = {
   reduce: "The ranks' gradients are averaged. What each rank then holds is its engine's to decide: all of the mean, or the slice that it updates.",
   update: "Every weight is updated where it is held: w := w − 0.1 g. Slices that belong to whole copies are gathered afterwards.",
 };
-const SCENARIOS = { lesson: "four weights", weighting: "tokens weigh alike?", cut: "one batch, two cuts" };
+const ADAMW = "Every weight is updated where it is held, and AdamW's two moments of it are kept there alone: m := 0.9 m + 0.1 g, v := 0.95 v + 0.05 g².";
+const SCENARIOS = { lesson: "four weights", moments: "optimizer state", weighting: "tokens weigh alike?", cut: "one batch, two cuts" };
 
 const lesson = { at: 0, recording: DATA.start || 0, weight: 0, film: null };
 const recordings = DATA.recordings || [];
@@ -72,6 +73,8 @@ function drawSwitches() {
       choices("accumulation", "accumulation", distinct("accumulation", here).map((name) => [name, name, modes(name)]), now.accumulation, (accumulation) => turn({ scenario: "lesson", accumulation, strategy: now.strategy })),
       choices("averaging", "averages", [["on", "on", averages(true)], ["off", "off", averages(false)]], now.averages ? "on" : "off", (value) => turn({ scenario: "lesson", averages: value === "on" })),
     );
+  } else if (now.scenario === "moments") {
+    rows.push(choices("engine", "strategy", distinct("strategy", here).map((name) => [name, name]), now.strategy, (strategy) => turn({ scenario: "moments", strategy })));
   } else if (now.scenario === "weighting") {
     rows.push(choices("the loss is", "weighing", [["tokens", "the mean over tokens"], ["means", "the mean of means"]], now.mean_of_means ? "means" : "tokens", (value) => turn({ scenario: "weighting", mean_of_means: value === "means" })));
   } else {
@@ -97,7 +100,7 @@ function drawControls(views, view) {
     el("div.track", { role: "group", "aria-label": "phases" }, views.map((other, index) => other.number === view.number
       ? button(`phase ${index}`, null, nameOf(other), () => go(index), index === lesson.at ? { "aria-current": "step" } : {})
       : null)));
-  fill(lesson.phase, el("p", {}, el("strong", {}, `${nameOf(view)}. `), SAYS[view.phase]));
+  fill(lesson.phase, el("p", {}, el("strong", {}, `${nameOf(view)}. `), view.phase === "update" && current().case.scenario === "moments" ? ADAMW : SAYS[view.phase]));
 }
 
 function drawStrip(view) {
@@ -147,7 +150,8 @@ function drawRanks(views, view) {
           row("P", "weights", state.weights, "here", earlier && earlier.weights),
           view.phase === "backward" ? row("G", "own", found.own, "here") : null,
           row("G", "gradient", gradient, "here"),
-          state.master ? row("O", "master", state.master, "here", earlier && earlier.master) : null))));
+          state.master ? row("O", "master", state.master, "here", earlier && earlier.master) : null,
+          state.moments ? ["moment m", "moment v"].map((name, index) => row("O", name, state.moments[index], "here", earlier && earlier.moments && earlier.moments[index])) : null))));
   });
   fill(lesson.ranks, ...panels);
 }
@@ -161,7 +165,9 @@ function callsSoFar(views) {
 
 function drawFigures(views, view) {
   const calls = callsSoFar(views);
-  const payload = sum(calls.filter((call) => !isNumber(call)).map((call) => call[1]));
+  const tensors = calls.filter((call) => !isNumber(call));
+  const payload = sum(tensors.map((call) => call[1]));
+  const over = (backend) => sum(tensors.map(([kind, size, , ranks]) => sent(backend, kind, size, ranks.length)));
   const small = sum(calls.filter(isNumber).map((call) => call[1]));
   const drift = current().drift.length
     ? (view.phase === "update" ? current().drift[view.number] : view.number ? current().drift[view.number - 1] : 0)
@@ -171,7 +177,8 @@ function drawFigures(views, view) {
     figure("drift", "drift between copies", drift == null ? "no copies" : drift === 0 ? "0.000" : drift.toFixed(3), drift == null ? "each weight is kept once" : "largest difference of one weight"),
     figure("loss", "loss of this batch", num(view.batch.loss), "the sum of all ranks' shares"),
     figure("held", "gradients held by a rank", bytes(Math.max(...view.frame.ranks.map((_, rank) => stateOf(view, rank).gradient_bytes))), "the most of any rank, now"),
-    figure("wire", "payload so far, rank 0", bytes(payload), `counted; besides ${bytes(small)} of single numbers`));
+    figure("wire", "payload so far, rank 0", bytes(payload), `counted; besides ${bytes(small)} of single numbers`),
+    figure("sent", "sent by a rank so far", `${bytes(over("gloo"))} over gloo`, `computed; ${bytes(over("nccl"))} over NCCL`));
 }
 
 function drawCalls(view) {
@@ -180,6 +187,7 @@ function drawCalls(view) {
     : view.phase === "reduce" ? view.frame.ranks[0].calls.filter((call) => REDUCES.includes(call[0])) : view.frame.ranks[0].calls;
   const rows = shown.filter((call) => call[2] > 0).map(([kind, size, elements, ranks]) => el("tr", {},
     el("td", {}, kind.replace("_", "-")), el("td", {}, `${elements} × ${size / elements} B = ${bytes(size)}`), el("td", {}, ranks.length === current().case.gpus ? "all ranks" : `ranks ${ranks.join(", ")}`),
+    el("td", {}, isNumber([kind, size, elements]) ? "" : `gloo sends ${sentWorking("gloo", kind, size, ranks.length)}`),
     el("td.soft", {}, isNumber([kind, size, elements]) ? "a number: targets, or a norm" : kind === "all_gather" ? "weights" : kind === "other" ? "the engine's own" : "gradients")));
   fill(lesson.calls, rows.length
     ? el("div.scroll", {}, el("table.left", {}, el("tbody", {}, rows)))
@@ -253,7 +261,7 @@ function buildLesson(page) {
     el("section", {}, lesson.controls, lesson.phase, lesson.figures),
     el("section", {}, el("h2", {}, "The batch, and who reads what"), lesson.strip),
     el("section", {}, el("h2", {}, "The ranks, and what each has"), lesson.ranks,
-      el("p.small.soft.legend", {}, ["P", "G", "O"].map((part) => el("span", {}, letter(part), { P: "weights", G: "gradients", O: "the optimizer's own copy" }[part])), el("span", {}, "– not here"), el("span", {}, "hatched: gathered for the moment"))),
+      el("p.small.soft.legend", {}, ["P", "G", "O"].map((part) => el("span", {}, letter(part), { P: "weights", G: "gradients", O: "the optimizer's own: a copy, moments" }[part])), el("span", {}, "– not here"), el("span", {}, "hatched: gathered for the moment"))),
     el("section.columns", {},
       el("div.card", {}, el("h2", {}, "The working"), lesson.working),
       el("div.card", {}, el("h2", {}, "What rank 0 communicates"), lesson.calls, el("h2", {}, "Drift by batch"), lesson.drift)));

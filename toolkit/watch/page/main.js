@@ -1,3 +1,4 @@
 const page = document.getElementById("page");
-buildLesson(page);
+if (DATA.run) buildRun(page);
+if (DATA.recordings) buildLesson(page);
 if (DATA.dials) buildDials(page);

@@ -91,7 +91,15 @@ function workUpdate(recording, view, weight) {
     if (after == null) return null;
     const old = (read.ranks[index].master || read.ranks[index].weights)[weight];
     const gradient = held(before.ranks[index], weight);
+    if (rank.moments && gradient != null) return workMoments(index, rank.moments.map((moment) => moment[weight]), read.ranks[index].moments, weight, gradient, old, after);
     if (gradient == null) return `rank ${index}: ${num(old)} becomes ${num(after)}`;
     return `rank ${index}: ${num(old)} − ${recording.case.lr} · ${gradient < 0 ? `(${num(gradient)})` : num(gradient)} = ${num(after)}`;
   }).filter(Boolean);
+}
+
+/** The two moments of a first update, in which their means are the gradient and its square. */
+function workMoments(index, [first, second], before, weight, gradient, old, after) {
+  if (before) return `rank ${index}: ${num(old)} becomes ${num(after)}`;
+  const g = gradient < 0 ? `(${num(gradient)})` : num(gradient);
+  return `rank ${index}: 0.9 · 0 + 0.1 · ${g} = ${num(first)}; 0.95 · 0 + 0.05 · ${g}² = ${num(second)}; ${num(old)} becomes ${num(after)}`;
 }

@@ -16,9 +16,9 @@ _KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
 class CollectiveListener:
-    """Calls `heard` with each collective until `remove`."""
+    """Calls `heard` with each collective, and what its operator returned, until `remove`."""
 
-    def __init__(self, heard: Callable[[Collective], None]) -> None:
+    def __init__(self, heard: Callable[[Collective, Any], None]) -> None:
         self._heard = heard
         self._is_inside = False
         self._libraries: list[torch.library.Library] = []
@@ -45,7 +45,7 @@ class CollectiveListener:
             finally:
                 self._is_inside = not outer
             if outer and not torch.compiler.is_compiling():
-                self._heard(read_collective(operator, arguments, result, True))
+                self._heard(read_collective(operator, arguments, result, True), result)
             return result
 
         return kernel
