@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
+from toolkit.launch.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from benchmarks.record import Arm, Count, Sizes
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.config.strict_yaml import load_yaml_mapping

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks import collectives_rank
 from benchmarks.fitting import settings_of
-from benchmarks.links import Link, check_rate, linked
+from toolkit.launch.links import Link, check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.machine_profile import (
     KINDS,

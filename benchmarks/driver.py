@@ -17,7 +17,7 @@ from benchmarks.arm import Order
 from benchmarks.axes import Sweep
 from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
 from benchmarks.group import Group, start_group
-from benchmarks.links import Link, linked
+from toolkit.launch.links import Link, linked
 from benchmarks.machine import (
     Machine,
     describe_environment,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 
-from benchmarks.links import links_unavailable
+from toolkit.launch.links import links_unavailable
 from benchmarks.machine import Machine
 from benchmarks.record import Arm
 from toolkit.engines.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of

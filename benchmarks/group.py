@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arm import Order
-from benchmarks.links import Link
+from toolkit.launch.links import Link
 from benchmarks.record import Arm
 from toolkit.launch.processes import (
     LAUNCHER,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.axes import Axes, Sweep
-from benchmarks.links import check_rate
+from toolkit.launch.links import check_rate
 from benchmarks.sweep import Out, RetryFailed, carry_out, run_app
 from toolkit.engines.strategies import ACCUMULATIONS, PRECISIONS, STRATEGIES
 from toolkit.errors import UsageError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.collectives import main, measure_profile, missing_profiles
-from benchmarks.links import links_unavailable
+from toolkit.launch.links import links_unavailable
 from benchmarks.machine_profile import bus_factor, read_profile
 from benchmarks.record import append_record
 from tests.benchmarks.arms import arm, profile, record
