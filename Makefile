@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash test-slurm test-versions bench check data memory-errors overhead save-times clean
+.PHONY: train test test-long test-crash test-slurm test-versions bench check data docs samples memory-errors overhead save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -69,6 +69,16 @@ overhead: $(READY)
 # How long a save of GPT-2 124M holds training up, beside the disk's own rate.
 save-times: $(READY)
 	$(BIN)/python -m benchmarks.checkpoint_save
+
+# The site of docs/ in build/site, after what is generated in it; a broken link is an error.
+docs: $(READY)
+	$(BIN)/python -m docs.scripts
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Outputs in the documents that are no longer what is printed, rewritten in place by the tests that
+# compare them. Numbers that may differ from run to run stay.
+samples: $(READY)
+	$(BIN)/pytest --rewrite-samples -m sample
 
 data: $(READY)
 	$(BIN)/toolkit data default --out data/default

@@ -1,4 +1,4 @@
-"""The tokens arms train on: drawn at random, or from prepared shards."""
+"""The tokens cases train on: drawn at random, or from prepared shards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import Arm
+from benchmarks.record import Case
 from toolkit.data.batches import Batch, GlobalBatches, TokenDataset
 from toolkit.data.stream import TokenStream
 from toolkit.training.step import MicroBatch
@@ -34,7 +34,7 @@ class RandomSequences:
 
 
 def build_batches(
-    arm: Arm, *, micro_batch_size: int, rank: int, shards: Sequence[str]
+    case: Case, *, micro_batch_size: int, rank: int, shards: Sequence[str]
 ) -> GlobalBatches:
     """Return one rank's part of every global batch, cut as a run's is.
 
@@ -43,23 +43,23 @@ def build_batches(
         UntrustedError: shards are damaged.
     """
     return GlobalBatches(
-        _dataset(arm, shards),
-        sequences_per_step=micro_batch_size * arm.grad_accum_steps * arm.world_size,
+        _dataset(case, shards),
+        sequences_per_step=micro_batch_size * case.grad_accum_steps * case.world_size,
         micro_batch_size=micro_batch_size,
-        grad_accum_steps=arm.grad_accum_steps,
-        world_size=arm.world_size,
+        grad_accum_steps=case.grad_accum_steps,
+        world_size=case.world_size,
         rank=rank,
         seed=SEED,
         # Permuting that many numbers would take longer than the benchmark; random is random.
-        shuffle=arm.data == "real",
+        shuffle=case.data == "real",
     )
 
 
-def _dataset(arm: Arm, shards: Sequence[str]) -> Any:
-    if arm.data == "synthetic":
-        return RandomSequences(vocab_size=arm.model.vocab_size, seq_len=arm.seq_len)
-    stream = TokenStream(tuple(shards), vocab_size=arm.model.vocab_size)
-    return TokenDataset(stream, seq_len=arm.seq_len)
+def _dataset(case: Case, shards: Sequence[str]) -> Any:
+    if case.data == "synthetic":
+        return RandomSequences(vocab_size=case.model.vocab_size, seq_len=case.seq_len)
+    stream = TokenStream(tuple(shards), vocab_size=case.model.vocab_size)
+    return TokenDataset(stream, seq_len=case.seq_len)
 
 
 def on_device(batches: Sequence[Batch], device: torch.device) -> list[MicroBatch]:

@@ -1,76 +1,63 @@
-"""The charts of one sweep that need no link: speed, bytes, gradient memory, predicted ratios."""
+"""The charts of a report; `link_charts` has those of a sweep over link rates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from benchmarks.comparison import BREAK_EVEN, PERCENT, Pair
-from benchmarks.figures import (
-    COLOURS,
-    INK,
-    LINES,
-    MARKERS,
-    RULE,
-    Chart,
-    Panel,
-    label_ends,
-    plain_log_axis,
-)
+from benchmarks.figures import COLOURS, INK, LINES, MARKERS, RULE, Chart, Panel, plain_log_axis
 from benchmarks.measured import (
     Measured,
     Spread,
     describe,
     expected_payload,
     grouped,
-    listed,
     payload,
     setting_of,
     varied_fields,
 )
-from benchmarks.record import Arm
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from benchmarks.record import Case
 
 MIB = 2**20
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
-def speed_chart(arms: Sequence[Measured]) -> Chart:
+def speed_chart(cases: Sequence[Measured]) -> Chart:
     """Draw tokens/s against A, a panel for each strategy, its modes as lines."""
-    varied = varied_fields(m.arm for m in arms)
-    strategies = len({m.arm.strategy for m in arms})
-    panels = []
-    for here in grouped(arms, lambda m: m.setting):
+    varied = varied_fields(m.case for m in cases)
+    panels, drawn = [], []
+    for here in grouped(cases, lambda m: setting_of(m.case)):
         top = 1.08 * max(m.tokens_per_s.high for m in here)
-        for of_strategy in grouped(here, lambda m: m.arm.strategy):
-            if len({m.arm.grad_accum_steps for m in of_strategy}) > 1:
-                title = listed(of_strategy[0].arm.strategy, describe(here[0].arm, varied))
-                panels.append(Panel(title, partial(_speed, arms=of_strategy, top=top)))
+        for of_strategy in grouped(here, lambda m: m.case.strategy):
+            if len({m.case.grad_accum_steps for m in of_strategy}) > 1:
+                title = describe(here[0].case, varied, of_strategy[0].case.strategy)
+                panels.append(Panel(title, partial(_speed, cases=of_strategy, top=top)))
+                drawn += [m.case for m in of_strategy]
     return Chart(
         name="speed",
         title="Tokens per second against gradient accumulation",
         caption="Measured: all ranks together. Points are medians of the repeats, bars reach from "
         "the lowest to the highest repeat. Panels of one setting share their scale.",
         panels=panels,
-        absent="No strategy was measured at more than one A.",
-        columns=2 if strategies % 2 == 0 else 3,
+        legend=mode_legend(drawn),
     )
 
 
-def _speed(axes: "Axes", arms: Sequence[Measured], top: float) -> None:
-    ends = []
-    for line in grouped(arms, lambda m: m.arm.accumulation):
-        x = [m.arm.grad_accum_steps for m in line]
-        draw_spread(axes, x, [m.tokens_per_s for m in line], **style_of(line[0].arm))
-        ends.append((x[-1], line[-1].tokens_per_s.median, line[0].arm.accumulation, INK))
-    plain_log_axis(axes, "x", sorted({m.arm.grad_accum_steps for m in arms}))
+def _speed(axes: Axes, cases: Sequence[Measured], top: float) -> None:
+    for line in grouped(cases, lambda m: m.case.accumulation):
+        x = [m.case.grad_accum_steps for m in line]
+        draw_spread(axes, x, [m.tokens_per_s for m in line], **style_of(line[0].case))
+    plain_log_axis(axes, "x", sorted({m.case.grad_accum_steps for m in cases}))
     axes.set(xlabel="micro-steps per optimizer step, A", ylabel="tokens/s", ylim=(0, top))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    label_ends(axes, ends)
 
 
-def draw_spread(axes: "Axes", x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
+def draw_spread(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **style: Any) -> None:
     """Draw medians as a line with markers, and from the lowest to the highest repeat as bars."""
     middle = [spread.median for spread in spreads]
     below = [spread.median - spread.low for spread in spreads]
@@ -78,43 +65,61 @@ def draw_spread(axes: "Axes", x: Sequence[float], spreads: Sequence[Spread], **s
     axes.errorbar(x, middle, yerr=[below, above], elinewidth=0.9, capsize=2.5, **style)
 
 
-def style_of(arm: Arm) -> dict[str, str]:
-    """Return how an arm is drawn: coloured by strategy, line and marker by mode."""
-    mode = arm.accumulation
-    return {"color": COLOURS[arm.strategy], "linestyle": LINES[mode], "marker": MARKERS[mode]}
+def style_of(case: Case) -> dict[str, str]:
+    """Return how a case is drawn: coloured by strategy, line and marker by mode."""
+    mode = case.accumulation
+    return {"color": COLOURS[case.strategy], "linestyle": LINES[mode], "marker": MARKERS[mode]}
 
 
-def bytes_chart(arms: Sequence[Measured]) -> Chart:
+def mode_legend(cases: Iterable[Case], **style: Any) -> list[Artist]:
+    """Return an entry for each mode of accumulation."""
+    modes = dict.fromkeys(case.accumulation for case in cases)
+    usual = [{"ls": LINES[mode], "marker": MARKERS[mode], "color": INK} for mode in modes]
+    return [
+        Line2D([], [], label=mode, **(own | style)) for mode, own in zip(modes, usual, strict=True)
+    ]
+
+
+def strategy_legend(cases: Iterable[Case]) -> list[Artist]:
+    """Return an entry for each strategy."""
+    strategies = dict.fromkeys(case.strategy for case in cases)
+    return [Line2D([], [], color=COLOURS[name], lw=3, label=name) for name in strategies]
+
+
+def bytes_chart(cases: Sequence[Measured]) -> Chart:
     """Draw the payload of one optimizer step, a panel for each A, formulas as marks."""
+    # Bytes depend on neither the batch nor the link, so one case stands for all of those.
     free = ("micro_batch_size", "seq_len", "link_mbit_per_s", "loss", "data", "compile")
-    varied = [name for name in varied_fields(m.arm for m in arms) if name not in free]
+    several = [m for m in cases if m.case.world_size > 1]
+    varied = varied_fields((m.case for m in several), without=free)
     panels = []
-    # Bytes depend on neither the batch nor the link, so one arm stands for all of those.
     for group in grouped(
-        [m for m in arms if m.arm.world_size > 1],
-        lambda m: (setting_of(m.arm, without=free), m.arm.grad_accum_steps),
+        several, lambda m: (setting_of(m.case, without=free), m.case.grad_accum_steps)
     ):
-        alone = {(m.arm.strategy, m.arm.accumulation): m for m in group}
-        chosen = list(alone.values())
-        title = listed(f"A = {chosen[0].arm.grad_accum_steps}", describe(chosen[0].arm, varied))
-        panels.append(Panel(title, partial(_bytes, arms=chosen)))
+        chosen = list({(m.case.strategy, m.case.accumulation): m for m in group}.values())
+        title = describe(chosen[0].case, varied, f"A = {chosen[0].case.grad_accum_steps}")
+        panels.append(Panel(title, partial(_bytes, cases=chosen)))
     return Chart(
         name="bytes",
         title="Bytes communicated per optimizer step",
         caption="Counted in the running program: payload of one rank, reductions solid, gathers "
-        "hatched. Calculated: the black marks, from the closed formulas; a bracket where they give "
+        "hatched. Calculated: the black marks, from the step's program; a bracket where there are "
         "bounds.",
         panels=panels,
-        absent="No arm had more than one rank.",
+        legend=[
+            Patch(color=INK, label="reductions, counted"),
+            Patch(fill=False, edgecolor=INK, hatch="////", lw=0, label="gathers, counted"),
+            Line2D([], [], color=INK, marker="|", ms=9, lw=0, label="both, calculated"),
+        ],
     )
 
 
-def _bytes(axes: "Axes", arms: Sequence[Measured]) -> None:
+def _bytes(axes: Axes, cases: Sequence[Measured]) -> None:
     names = []
-    for row, measured in enumerate(reversed(arms)):
-        arm, record = measured.arm, measured.records[0]
+    for row, measured in enumerate(reversed(cases)):
+        case, record = measured.case, measured.records[0]
         counted = record.collectives or {}
-        colour = COLOURS[arm.strategy]
+        colour = COLOURS[case.strategy]
         reduced = payload(counted, REDUCTIONS) / MIB
         gathered = payload(counted, ["all_gather"]) / MIB
         axes.barh(row, reduced, 0.62, color=colour)
@@ -124,7 +129,7 @@ def _bytes(axes: "Axes", arms: Sequence[Measured]) -> None:
         bounds = expected_payload(record)
         ends = [bounds.low / MIB, bounds.high / MIB]
         axes.plot(ends, [row, row], color=INK, marker="|", markersize=9, lw=0.8)
-        names.append(f"{arm.strategy}, {arm.accumulation}")
+        names.append(f"{case.strategy}, {case.accumulation}")
     axes.use_sticky_edges = False
     axes.set(xlabel="MiB per step and rank")
     axes.set_xlim(left=0)
@@ -132,44 +137,48 @@ def _bytes(axes: "Axes", arms: Sequence[Measured]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def memory_chart(arms: Sequence[Measured]) -> Chart:
+def memory_chart(cases: Sequence[Measured]) -> Chart:
     """Draw gradient memory held against tokens/s, at the largest A of each setting."""
-    varied = varied_fields(m.arm for m in arms)
-    panels = []
-    for in_setting in grouped(arms, lambda m: m.setting):
+    varied = varied_fields(m.case for m in cases)
+    panels: list[tuple[str, list[Measured]]] = []
+    for in_setting in grouped(cases, lambda m: setting_of(m.case)):
         held = [m for m in in_setting if m.records[0].gradient_bytes_held]
-        most = max((m.arm.grad_accum_steps for m in held), default=0)
-        chosen = [m for m in held if m.arm.grad_accum_steps == most]
+        most = max((m.case.grad_accum_steps for m in held), default=0)
+        chosen = [m for m in held if m.case.grad_accum_steps == most]
         if len(chosen) > 1:
-            title = listed(f"A = {most}", describe(chosen[0].arm, varied))
-            panels.append(Panel(title, partial(_memory, arms=chosen)))
+            panels.append((describe(chosen[0].case, varied, f"A = {most}"), chosen))
+    drawn = [m for _, chosen in panels for m in chosen]
+    speeds = [end for m in drawn for end in m.tokens_per_s]
+    limits = {
+        "xlim": (0, 1.1 * max((_held_mib(m) for m in drawn), default=1)),
+        "ylim": (0.8 * min(speeds, default=1), 1.2 * max(speeds, default=1)),
+    }
     return Chart(
         name="memory",
         title="Speed against gradient memory held between micro-steps",
-        caption="Measured, at the largest A of each setting: circles replicated, squares sharded, "
-        "diamonds deferred. Bars reach from the lowest to the highest repeat, lines join the modes "
-        "of a strategy. Up and left is better.",
-        panels=panels,
-        absent="No setting has two arms that hold gradients between micro-steps.",
+        caption="Measured, at the largest A of each setting. Bars reach from the lowest to the "
+        "highest repeat, lines join the modes of a strategy. Up and left is better.",
+        panels=[Panel(t, partial(_memory, cases=chosen, limits=limits)) for t, chosen in panels],
+        legend=[
+            *strategy_legend(m.case for m in drawn),
+            *mode_legend((m.case for m in drawn), ls=""),
+        ],
     )
 
 
-def _memory(axes: "Axes", arms: Sequence[Measured]) -> None:
-    ends = []
-    for modes in grouped(arms, lambda m: m.arm.strategy):
-        strategy = modes[0].arm.strategy
-        x = [(m.records[0].gradient_bytes_held or 0) / MIB for m in modes]
-        y = [m.tokens_per_s.median for m in modes]
-        axes.plot(x, y, color=COLOURS[strategy], lw=0.8)
+def _held_mib(measured: Measured) -> float:
+    return (measured.records[0].gradient_bytes_held or 0) / MIB
+
+
+def _memory(axes: Axes, cases: Sequence[Measured], limits: dict[str, Any]) -> None:
+    for modes in grouped(cases, lambda m: m.case.strategy):
+        x = [_held_mib(m) for m in modes]
+        axes.plot(x, [m.tokens_per_s.median for m in modes], color=COLOURS[modes[0].case.strategy])
         for measured, held in zip(modes, x, strict=True):
-            alone = style_of(measured.arm) | {"linestyle": ""}
+            alone = style_of(measured.case) | {"linestyle": ""}
             draw_spread(axes, [held], [measured.tokens_per_s], **alone)
-        right = max(range(len(x)), key=lambda i: x[i])
-        ends.append((x[right], y[right], strategy, COLOURS[strategy]))
-    axes.set(xlabel="gradients held, MiB per rank", ylabel="tokens/s")
-    axes.set(xlim=(0, None), ylim=(0, 1.08 * max(m.tokens_per_s.high for m in arms)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    label_ends(axes, ends)
+    axes.set(xlabel="gradients held, MiB per rank", ylabel="tokens/s", **limits)
+    plain_log_axis(axes, "y")
 
 
 def prediction_chart(pairs: Sequence[Pair]) -> Chart:
@@ -178,29 +187,24 @@ def prediction_chart(pairs: Sequence[Pair]) -> Chart:
     return Chart(
         name="prediction",
         title="Predicted and measured ratios",
-        caption="Sharded by replicated step time, a point for each pair of arms: measured across, "
+        caption="Sharded by replicated step time, a point for each pair of cases: measured across, "
         f"predicted up. In the band the prediction is within {PERCENT}.",
         panels=[Panel("", partial(_predictions, pairs=known))] if known else [],
-        absent="There is no prediction to compare with.",
+        legend=[
+            *strategy_legend(pair.case for pair in known),
+            Patch(color=RULE, label=f"within {PERCENT}"),
+        ],
     )
 
 
-def _predictions(axes: "Axes", pairs: Sequence[Pair]) -> None:
+def _predictions(axes: Axes, pairs: Sequence[Pair]) -> None:
     found = [value for p in pairs for value in (p.ratio.median, p.predicted or 1)]
-    limits = [0.9 * min(found), 1.1 * max(found)]
-    axes.fill_between(
-        limits,
-        [edge / BREAK_EVEN for edge in limits],
-        [edge * BREAK_EVEN for edge in limits],
-        color=RULE,
-        lw=0,
-    )
-    for strategy, colour in COLOURS.items():
-        own = [p for p in pairs if p.arm.strategy == strategy]
-        if own:
-            across, up = [p.ratio.median for p in own], [p.predicted or 1 for p in own]
-            axes.plot(across, up, "o", color=colour, label=strategy, mfc="none", mew=1.3)
+    limits = (0.9 * min(found), 1.1 * max(found))
+    below, above = ([edge * by for edge in limits] for by in (1 / BREAK_EVEN, BREAK_EVEN))
+    axes.fill_between(limits, below, above, color=RULE, lw=0)
+    for own in grouped(pairs, lambda p: p.case.strategy):
+        across, up = [p.ratio.median for p in own], [p.predicted or 1 for p in own]
+        axes.plot(across, up, "o", color=COLOURS[own[0].case.strategy], mfc="none", mew=1.3)
+    axes.set(xlim=limits, ylim=limits, xlabel="measured, sharded / replicated", ylabel="predicted")
     plain_log_axis(axes, "x")
     plain_log_axis(axes, "y")
-    axes.set(xlim=limits, ylim=limits, xlabel="measured, sharded / replicated", ylabel="predicted")
-    axes.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)

@@ -23,20 +23,18 @@ from statistics import median
 
 import torch
 
-from toolkit.batching import plan_batch
+from benchmarks.measured import Spread
+from benchmarks.trainer import build_from
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import own_pieces, shapes_of
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.checkpoint.training_state import TrainingState
-from toolkit.config import OptimizerConfig
-from toolkit.engines.build import build_engine
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.home import expand_words
-from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import preset_sizes
-from toolkit.training.optimizer import build_optimizer
+from toolkit.program.settings import StepSettings
 from toolkit.training.step import train_step
 
 SEQ_LEN = 64
@@ -48,17 +46,16 @@ def build() -> Engine:
     """GPT-2 after one update."""
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
-    model = GPT2(preset_sizes("gpt2"))
-    plan = plan_batch(tokens_per_step=SEQ_LEN, seq_len=SEQ_LEN, micro_batch_size=1, world_size=1)
-    engine = build_engine(
-        model,
-        build_optimizer(model, OptimizerConfig()),
-        launched=launched,
-        plan=plan,
+    settings = StepSettings(
+        sizes=preset_sizes("gpt2"),
+        strategy="single",
+        world_size=1,
         accumulation="replicated",
-        precision="fp32",
-        grad_clip=1.0,
+        micro_batch_size=1,
+        seq_len=SEQ_LEN,
+        grad_accum_steps=1,
     )
+    engine = build_from(settings, launched, seed=0, lr=1e-5)
     step(engine)
     return engine
 
@@ -123,18 +120,18 @@ class Measurement:
         path.unlink()
 
     def _sync(self) -> None:
-        position = self._position()
+        state = self._state()
 
         def save() -> None:
-            self._waits.begin(position)
+            self._waits.begin(state)
             self._waits.finish()
 
         self.seconds["sync"].append(seconds(save))
 
     def _asynchronous(self) -> None:
         quiet = median(seconds(lambda: step(self.engine)) for _ in range(QUIET_STEPS))
-        position = self._position()
-        self.seconds["held_up"].append(seconds(lambda: self._goes_on.begin(position)))
+        state = self._state()
+        self.seconds["held_up"].append(seconds(lambda: self._goes_on.begin(state)))
         lost = 0.0
         while self._goes_on.is_writing:
             lost += seconds(lambda: step(self.engine)) - quiet
@@ -142,7 +139,7 @@ class Measurement:
         self.seconds["held_up"][-1] += seconds(self._goes_on.finish)
         self._goes_on.close()
 
-    def _position(self) -> TrainingState:
+    def _state(self) -> TrainingState:
         self._saved += 1
         return TrainingState.after(self._saved, shapes=shapes_of(self.engine))
 
@@ -160,7 +157,7 @@ def report(found: Measurement) -> list[str]:
     """Return the lines to print."""
 
     def spread(values: list[float], unit: str, scale: float = 1.0) -> str:
-        low, middle, high = (scale * f(values) for f in (min, median, max))
+        middle, low, high = (scale * value for value in Spread.over(values))
         return f"{middle:.3g} {unit}, from {low:.3g} to {high:.3g}"
 
     ratios = found.ratios()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from typing import Any
 import psutil
 
 from benchmarks.machine import describe_environment, find_machine
+from benchmarks.measured import Spread
 from benchmarks.memory.configurations import Configuration
-from benchmarks.overhead_arms.compared import spread
-from benchmarks.overhead_arms.workload import Loss
+from benchmarks.overhead.workload import Loss
 from toolkit.engines.strategies import Precision
 from toolkit.home import expand_words
 from toolkit.program.step import estimate_peak
@@ -92,13 +91,13 @@ def time_head(*, rows: int, n_embd: int, vocab_size: int, precision: Precision) 
         return time.process_time() - started
 
     rounds = [{loss: seconds(loss) for loss in LOSSES} for _ in range(REPEATS + 1)][1:]
-    speed = spread(each["plain"] / each["chunked"] for each in rounds)
+    speed = Spread.quartiles(each["plain"] / each["chunked"] for each in rounds)
     head = {"rows": rows, "n_embd": n_embd, "vocab_size": vocab_size, "precision": precision}
     print(f"{head}: {speed.median:.3f} times as fast", flush=True)
     return {
         **head,
         "processor_s": {loss: [each[loss] for each in rounds] for loss in LOSSES},
-        "speed": asdict(speed),
+        "speed": speed._asdict(),
     }
 
 
@@ -175,7 +174,8 @@ def in_own_process(configuration: Configuration) -> int:
 
 def measured(configuration: Configuration) -> int:
     """Return the peak in bytes of an update that has its moments already."""
-    from benchmarks.memory.arm import build, random_micro_batches
+    from benchmarks.memory.rank import random_micro_batches
+    from benchmarks.trainer import build_from
     from toolkit.engines.launched import read_launch
     from toolkit.engines.process_group import start_process_group
     from toolkit.memory.allocator import measure_peak
@@ -183,8 +183,8 @@ def measured(configuration: Configuration) -> int:
 
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
-    engine = build(configuration, launched)
-    engine.start_moments(1)
+    engine = build_from(configuration.settings(device="cpu"), launched, seed=0, lr=1e-3)
+    engine.state.start_moments(1)
     micro_batches = random_micro_batches(configuration)
     with measure_peak(engine.device) as peak:
         train_step(engine, micro_batches, lr=1e-3)

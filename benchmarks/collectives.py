@@ -27,7 +27,6 @@ from rich.table import Table
 
 from benchmarks import collectives_rank
 from benchmarks.fitting import settings_of
-from toolkit.launch.links import Link, check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.machine_profile import (
     KINDS,
@@ -39,8 +38,10 @@ from benchmarks.machine_profile import (
 )
 from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
-from benchmarks.sweep import run_app
+from benchmarks.sweep import exit_code_of
 from toolkit.errors import UsageError
+from toolkit.home import expand_words
+from toolkit.launch.links import Link, check_rate, linked
 from toolkit.launch.processes import processes
 
 TIMEOUT_S = 600.0
@@ -132,15 +133,15 @@ def missing_profiles(folder: Path) -> dict[Path, tuple[int, float | None]]:
     Raises:
         UsageError: there are no records, or they cannot be read.
     """
-    arms = [record.arm for record in read_records(folder)]
-    if not arms:
+    cases = [record.case for record in read_records(folder)]
+    if not cases:
         raise UsageError(f"{folder}: no records, so there is no link to measure")
     there = [read_profile(path) for path in folder.glob("profile*.json")]
     known = {(profile.world_size, profile.link_mbit_per_s) for profile in there}
     wanted = {
-        (ranks, arm.link_mbit_per_s): None
-        for arm in arms
-        for ranks in sorted(group_sizes(settings_of(arm, "cpu")))
+        (ranks, case.link_mbit_per_s): None
+        for case in cases
+        for ranks in sorted(group_sizes(settings_of(case, "cpu")))
     }
     return {
         folder / _profile_name(ranks, rate): (ranks, rate)
@@ -195,4 +196,4 @@ def main(
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(main)
-    run_app(app)
+    sys.exit(exit_code_of(lambda: app(expand_words(sys.argv[1:]))))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measured import Measured, Spread, grouped, rounded, step_seconds
-from benchmarks.record import Arm
+from benchmarks.record import Case
 from toolkit.engines.strategies import Accumulation
 
 TOLERANCE = 0.10
@@ -17,16 +17,16 @@ BREAK_EVEN = 1 + TOLERANCE
 
 @dataclass(frozen=True)
 class Pair:
-    """One arm in both modes; `predicted` is the predicted ratio, None without a prediction."""
+    """One case in both modes; `predicted` is the predicted ratio, None without a prediction."""
 
     replicated: Measured
     sharded: Measured
     predicted: float | None
 
     @property
-    def arm(self) -> Arm:
-        """The sharded arm."""
-        return self.sharded.arm
+    def case(self) -> Case:
+        """The sharded case."""
+        return self.sharded.case
 
     @property
     def ratio(self) -> Spread:
@@ -62,23 +62,23 @@ class Pair:
         return (self.predicted > 1) == (self.faster == "replicated")
 
 
-def pairs_of(arms: Iterable[Measured], predicted_s: Mapping[Arm, float]) -> list[Pair]:
-    """Return the arms that were measured in both modes.
+def pairs_of(cases: Iterable[Measured], predicted_s: Mapping[Case, float]) -> list[Pair]:
+    """Return the cases that were measured in both modes.
 
     A single micro-step is left out: both modes are the same program there.
 
     Args:
-        arms: what was measured.
-        predicted_s: predicted seconds per step; arms may be missing.
+        cases: what was measured.
+        predicted_s: predicted seconds per step; cases may be missing.
     """
-    listed = [measured for measured in arms if measured.arm.grad_accum_steps > 1]
-    replicated = {m.arm: m for m in listed if m.arm.accumulation == "replicated"}
+    listed = [measured for measured in cases if measured.case.grad_accum_steps > 1]
+    replicated = {m.case: m for m in listed if m.case.accumulation == "replicated"}
     pairs = []
-    for sharded in (m for m in listed if m.arm.accumulation == "sharded"):
-        twin = sharded.arm.model_copy(update={"accumulation": "replicated"})
+    for sharded in (m for m in listed if m.case.accumulation == "sharded"):
+        twin = sharded.case.model_copy(update={"accumulation": "replicated"})
         if twin in replicated:
-            known = sharded.arm in predicted_s and twin in predicted_s
-            ratio = predicted_s[sharded.arm] / predicted_s[twin] if known else None
+            known = sharded.case in predicted_s and twin in predicted_s
+            ratio = predicted_s[sharded.case] / predicted_s[twin] if known else None
             pairs.append(Pair(replicated[twin], sharded, ratio))
     return pairs
 
@@ -114,15 +114,15 @@ def crossing(points: Sequence[tuple[float, float]], level: float) -> Crossing:
 
 def over_links(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """Return the pairs that differ in the link alone, by rising rate, if there are two or more."""
-    linked = [pair for pair in pairs if pair.arm.link_mbit_per_s is not None]
-    groups = grouped(linked, lambda pair: pair.arm.model_copy(update={"link_mbit_per_s": None}))
+    linked = [pair for pair in pairs if pair.case.link_mbit_per_s is not None]
+    groups = grouped(linked, lambda pair: pair.case.model_copy(update={"link_mbit_per_s": None}))
     return [sorted(group, key=link_rate) for group in groups if len(group) > 1]
 
 
 def link_rate(pair: Pair) -> float:
     """Return the rate of a throttled link in Mbit/s."""
-    assert pair.arm.link_mbit_per_s
-    return pair.arm.link_mbit_per_s
+    assert pair.case.link_mbit_per_s
+    return pair.case.link_mbit_per_s
 
 
 def measured_points(pairs: Sequence[Pair]) -> list[tuple[float, float]]:

@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from toolkit.engines.strategies import Accumulation, Strategy
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 INK, GREY, RULE, PAPER = "#1b1c1e", "#6f7073", "#d9d9d6", "#ffffff"
 DARK_INK, DARK_GREY, DARK_RULE, DARK_PAPER = "#e8e8e6", "#9a9b9e", "#3d4045", "#15171a"
@@ -46,8 +48,10 @@ LINES: dict[Accumulation, str] = {"replicated": "-", "sharded": "--", "deferred"
 MARKERS: dict[Accumulation, str] = {"replicated": "o", "sharded": "s", "deferred": "D"}
 
 PANEL_INCHES = (3.7, 2.9)
+LEAST_PNG_INCHES = 5.9
 
 _STYLE: Any = {
+    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.grid": True,
     "axes.labelcolor": INK,
@@ -74,10 +78,10 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: `title` says what sets it apart from the others of its chart."""
+    """One pair of axes: `title` is what sets it apart from the others of its chart."""
 
     title: str
-    draw: Callable[["Axes"], None]
+    draw: Callable[[Axes], None]
 
 
 @dataclass(frozen=True)
@@ -89,65 +93,73 @@ class Chart:
         title: what is shown.
         caption: what the marks mean; whether measured, predicted or counted.
         panels: none if the records hold nothing to draw it from.
-        absent: why, in that case.
-        columns: panels side by side, where there is room.
+        legend: a labelled artist for each mark.
     """
 
     name: str
     title: str
     caption: str
     panels: Sequence[Panel]
-    absent: str
-    columns: int = 3
+    legend: Sequence[Artist]
+
+    @property
+    def columns(self) -> int:
+        """Panels side by side, so that no place in the grid stays empty where that can be."""
+        count = len(self.panels)
+        return min(count, next((n for n in (3, 2) if count % n == 0), 3))
 
 
-def svg_of(chart: Chart, number: int) -> str:
-    """Return a panel as an SVG element that follows the colours of the page it stands in."""
-    import matplotlib
-    from matplotlib.figure import Figure
+def svgs_of(chart: Chart) -> list[str]:
+    """Return each panel as an SVG element that follows the colours of the page it stands in."""
+    found = []
+    for number, panel in enumerate(chart.panels):
+        written = StringIO()
+        with matplotlib.rc_context(_STYLE):
+            figure = _draw(chart, [panel], columns=1)
+            figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+        svg = written.getvalue()
+        seen = f"{chart.title}: {panel.title}" if panel.title else chart.title
+        found.append(_inlined(svg[svg.index("<svg") :], f"{chart.name}-{number}", seen))
+    return found
 
-    panel = chart.panels[number]
-    written = StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-        _draw(panel, figure.add_subplot())
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    svg = written.getvalue()
-    return _inlined(svg[svg.index("<svg") :], f"{chart.name}-{number}", chart, panel)
 
-
-def write_png(chart: Chart, path: Path, *, footer: str) -> None:
-    """Write all panels of a chart that has some as one picture on white, with a line below."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    columns = min(chart.columns, len(chart.panels))
-    rows = -(-len(chart.panels) // columns)
+def write_png(chart: Chart, path: Path, *, subtitle: str) -> None:
+    """Write all panels of a chart that has some as one picture on white that explains itself."""
+    width = max(PANEL_INCHES[0] * chart.columns, LEAST_PNG_INCHES)
+    words = f"{subtitle}\n{fill(chart.caption, width=int(13 * width))}"
     with matplotlib.rc_context({**_STYLE, "savefig.transparent": False}):
-        size = (PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.6)
-        figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
-        figure.suptitle(chart.title, fontsize=11, x=0.01, ha="left", wrap=True)
-        figure.supxlabel(footer, fontsize=7, x=0.01, ha="left")
-        for index, panel in enumerate(chart.panels, start=1):
-            _draw(panel, figure.add_subplot(rows, columns, index))
+        figure = _draw(chart, chart.panels, columns=chart.columns, least_width=LEAST_PNG_INCHES)
+        figure.set_facecolor(PAPER)
+        # A single artist, for which the layout makes room.
+        figure.suptitle(f"{chart.title}\n{words}", x=0.01, ha="left", fontsize=8.5)
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
-def _draw(panel: Panel, axes: "Axes") -> None:
-    axes.set_title(fill(panel.title, width=40))
-    axes.set_axisbelow(True)
-    panel.draw(axes)
+def _draw(
+    chart: Chart, panels: Sequence[Panel], *, columns: int, least_width: float = 0.0
+) -> Figure:
+    rows = -(-len(panels) // columns)
+    per_row = 3 * columns if least_width else 2
+    words_height = 0.22 * -(-len(chart.legend) // per_row) + (0.7 if least_width else 0.0)
+    width, height = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + words_height
+    figure = Figure(figsize=(max(width, least_width), height), layout="constrained")
+    for index, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, index)
+        axes.set_title(panel.title, wrap=True)
+        panel.draw(axes)
+    handles = list(chart.legend)
+    figure.legend(handles=handles, loc="outside lower left", ncols=per_row, fontsize=8)
+    return figure
 
 
-def _inlined(svg: str, name: str, chart: Chart, panel: Panel) -> str:
-    """Make ids unique within the page, colours variables, and say what is seen."""
+def _inlined(svg: str, name: str, seen: str) -> str:
+    """Make ids unique within the page, colours variables, and name what is seen."""
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     for variable, colour in colour_variables():
         svg = svg.replace(colour, f"var({variable})")
     view_box = re.search(r'viewBox="[^"]*"', svg)
     assert view_box
-    seen = f"{chart.title}: {panel.title}" if panel.title else chart.title
     opened = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'{view_box[0]} role="img" aria-labelledby="{name}-title">'
@@ -165,10 +177,8 @@ def colour_variables(*, dark: bool = False) -> list[tuple[str, str]]:
     return named + [(f"--{strategy}", colour) for strategy, colour in strategies.items()]
 
 
-def plain_log_axis(axes: "Axes", which: str, ticks: Sequence[float] | None = None) -> None:
+def plain_log_axis(axes: Axes, which: str, ticks: Sequence[float] | None = None) -> None:
     """Make an axis logarithmic with numbers written out, at `ticks` or where they fit."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-
     axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     low, high = axis.get_view_interval()
@@ -176,42 +186,3 @@ def plain_log_axis(axes: "Axes", which: str, ticks: Sequence[float] | None = Non
     axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=subs, numticks=9))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-
-
-def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write labels right of the axes at the height of their ends, moved apart where they touch.
-
-    Args:
-        axes: with limits and scales that won't change any more.
-        ends: x, y, text and colour of the line that leads from the end to the label.
-    """
-    axes.autoscale_view()
-    to_axes = axes.transData + axes.transAxes.inverted()
-    heights = [float(to_axes.transform((x, y))[1]) for x, y, _, _ in ends]
-    leader = {"arrowstyle": "-", "ls": ":", "lw": 0.8, "relpos": (0, 0.5), "shrinkB": 3}
-    for (x, y, text, colour), height in zip(ends, apart(heights, gap=0.085), strict=True):
-        axes.annotate(
-            text,
-            (x, y),
-            (1.03, height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=7.5,
-            annotation_clip=False,
-            arrowprops=leader | {"color": colour},
-        )
-
-
-def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights in the same order, at least `gap` apart if that fits, all from 0 to 1."""
-    if len(heights) < 2:
-        return list(heights)
-    gap = min(gap, 1 / (len(heights) - 1))
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    moved = list(heights)
-    for lower, upper in pairwise(order):
-        moved[upper] = max(moved[upper], moved[lower] + gap)
-    # As a whole they stay where they were, or as near as the axes let them.
-    drift = sum(moved) / len(moved) - sum(heights) / len(heights)
-    drift = min(max(drift, moved[order[-1]] - 1), moved[order[0]])
-    return [height - drift for height in moved]

@@ -9,14 +9,14 @@ from benchmarks.record import Record
 
 
 def findings(
-    records: Sequence[Record], arms: Sequence[Measured], pairs: Sequence[Pair]
+    records: Sequence[Record], cases: Sequence[Measured], pairs: Sequence[Pair]
 ) -> list[str]:
     """Return what the records say in sentences."""
-    good = [record for measured in arms for record in measured.records]
+    good = [record for measured in cases for record in measured.records]
     skipped = sum(record.skipped is not None for record in records)
     failed = len(records) - len(good) - skipped
-    said = [
-        f"{len(arms)} arms were measured, {len(good)} repeats in all; failed: {failed}, "
+    found = [
+        f"{len(cases)} cases were measured, {len(good)} repeats in all; failed: {failed}, "
         f"skipped: {skipped}.",
         f"Collectives and bytes counted are what the formulas say in "
         f"{share(map(counts_agree, good))} repeats, gradient bytes held in "
@@ -24,20 +24,20 @@ def findings(
     ]
     if pairs:
         faster = Counter(pair.faster for pair in pairs)
-        said.append(
-            f"Of {len(pairs)} pairs of arms that differ in the mode alone, replicated was more "
+        found.append(
+            f"Of {len(pairs)} pairs of cases that differ in the mode alone, replicated was more "
             f"than {PERCENT} faster in {faster['replicated']}, sharded in "
             f"{faster['sharded']}; in {faster[None]} they are closer than that."
         )
     within = [pair.within for pair in pairs if pair.within is not None]
     if within:
         named = [pair.named_right for pair in pairs if pair.named_right is not None]
-        said.append(
+        found.append(
             f"The predicted ratio of their step times is within {PERCENT} of the measured "
             f"one in {share(within)}, and the faster mode is named right in {share(named)} where "
             "one is faster."
         )
-    return said
+    return found
 
 
 def share(judged: Iterable[bool]) -> str:

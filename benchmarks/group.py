@@ -1,51 +1,69 @@
-"""The processes of one arm as the driver sees them: started, asked in turn, ended.
+"""The processes of one case as their driver sees them: started, asked in turn, ended.
 
-They connect to a socket of the driver's in the file system, which also serves processes in network
-namespaces of their own.
+They connect to a socket of the driver's in the file system (`benchmarks.rank`), which also serves
+processes in network namespaces of their own. While one group does something the others wait,
+blocked in a read, and take no processor time. So all cases are measured throughout the same stretch
+of time, and what a machine does meanwhile falls on all alike.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.arm import Order
-from toolkit.launch.links import Link
-from benchmarks.record import Arm
-from toolkit.launch.processes import (
-    LAUNCHER,
-    Machine,
-    ProcessError,
-    Processes,
-    launch_words,
-    processes,
-)
+from pydantic import BaseModel
+
+from benchmarks.record import Case
+from toolkit.launch.processes import ProcessError, Processes, processes
 from toolkit.running_time import RunningTime
 
-SCRIPT = "benchmarks.arm"
 _LOOK_EVERY_S = 0.2
+Key = TypeVar("Key")
+
+
+class Order(BaseModel):
+    """What the processes of a case are to do.
+
+    Attributes:
+        folder: for their socket and what they print; must be empty.
+        timeout_s: for whatever they do in one go.
+    """
+
+    case: Case
+    folder: Path
+    timeout_s: float
+
+    @property
+    def address(self) -> str:
+        """The driver's socket."""
+        return str(self.folder / "socket")
+
+    @property
+    def file(self) -> Path:
+        """Where the processes find the order."""
+        return self.folder / "order.json"
 
 
 class Group:
-    """All processes of an arm; `start_group` makes one."""
+    """All processes of a case; `start_group` makes one."""
 
-    def __init__(self, arm: Arm, processes: Processes, listener: socket.socket) -> None:
-        self.arm = arm
+    def __init__(self, order: Order, processes: Processes, listener: socket.socket) -> None:
+        self.order = order
         self.processes = processes
         self.listener = listener
         self.connections: list[Connection] = []
 
-    def connect(self, *, timeout_s: float) -> None:
-        """Wait until every rank has built its engine.
+    def connect(self) -> None:
+        """Wait until every rank is ready.
 
         Raises:
-            ProcessError: a process failed, or they did not all come within `timeout_s` seconds.
+            ProcessError: a process failed, or they did not all come in time.
         """
-        clock = RunningTime()
+        clock, timeout_s = RunningTime(), self.order.timeout_s
         self.listener.settimeout(_LOOK_EVERY_S)
-        while len(self.connections) < self.arm.world_size:
+        while len(self.connections) < self.order.case.world_size:
             with suppress(TimeoutError):
                 self.connections.append(Connection(self.listener.accept()[0].detach()))
                 continue
@@ -53,32 +71,32 @@ class Group:
                 raise ProcessError(self.processes.last_error())
             if clock.read() > timeout_s:
                 raise ProcessError(f"its processes did not start within {timeout_s:g} s")
-        ranks = self._answers(timeout_s - clock.read())
+        ranks = self._answers()
         self.connections.sort(key=lambda connection: ranks[connection])
 
-    def ask(self, name: str, *arguments: Any, timeout_s: float) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
         """Have every rank do something and return the answer of rank 0.
 
         Raises:
-            ProcessError: a rank failed or died, or did not answer within `timeout_s` seconds.
+            ProcessError: a rank failed or died, or did not answer in time.
         """
         self._send((name, arguments))
-        return self._answers(timeout_s)[self.connections[0]]
+        return self._answers()[self.connections[0]]
 
     def _send(self, command: tuple[str, tuple[Any, ...]] | None) -> None:
         for connection in self.connections:
             with suppress(OSError):
                 connection.send(command)
 
-    def _answers(self, timeout_s: float) -> dict[Connection, Any]:
-        """Return what each rank answers; the first that fails speaks for all."""
+    def _answers(self) -> dict[Connection, Any]:
+        """Return what each rank answers; the first that fails fails all."""
         clock = RunningTime()
         answers: dict[Connection, Any] = {}
         while len(answers) < len(self.connections):
             pending = [one for one in self.connections if one not in answers]
             ready = wait(pending, _LOOK_EVERY_S)
-            if not ready and clock.read() > timeout_s:
-                raise ProcessError(f"it did not answer within {timeout_s:.0f} s")
+            if not ready and clock.read() > self.order.timeout_s:
+                raise ProcessError(f"it did not answer within {self.order.timeout_s:.0f} s")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 try:
@@ -101,39 +119,51 @@ class Group:
 
 @contextmanager
 def start_group(
-    order: Order, *, folder: Path, threads: int, link: Link | None, port: int
+    order: Order,
+    commands: Sequence[Sequence[str]],
+    *,
+    threads: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Group]:
-    """Start an arm's processes; returns before they are ready.
+    """Start a case's processes, which read the order's file; returns before they are ready.
 
     Args:
         order: what they are to do.
-        folder: for their socket and what they print; must be empty.
+        commands: one for each launcher.
         threads: of each rank.
-        link: what joins the two ranks, where it is not the machine's own.
-        port: for ranks on a link to meet at; others find a free one.
+        environment: variables on top of this process's own.
     """
-    order_file = folder / "order.json"
-    order_file.write_text(order.model_dump_json())
-    interface = {"GLOO_SOCKET_IFNAME": link.interface} if link else {}
-    commands = launch_commands(order.arm, order_file, link=link, port=port)
+    order.file.write_text(order.model_dump_json())
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as connections:
         listener.bind(order.address)
-        listener.listen(order.arm.world_size)
-        started = processes(commands, folder=folder, threads=threads, environment=interface)
+        listener.listen(order.case.world_size)
+        started = processes(commands, folder=order.folder, threads=threads, environment=environment)
         with started as ranks:
-            group = Group(order.arm, ranks, listener)
+            group = Group(order, ranks, listener)
             connections.callback(group.disconnect)
             yield group
 
 
-def launch_commands(arm: Arm, order_file: Path, *, link: Link | None, port: int) -> list[list[str]]:
-    """Return the `accelerate launch` lines of an arm: one, or one at each end of a link."""
-    script = ["--module", SCRIPT, str(order_file)]
-    if link is None:
-        return [[*LAUNCHER, *launch_words(arm.strategy, arm.world_size, script)]]
-    commands = []
-    for rank in range(2):
-        machine = Machine(rank, 2, link.master_address, port)
-        words = launch_words(arm.strategy, arm.world_size, script, machine=machine)
-        commands.append(link.command(rank, [*LAUNCHER, *words]))
-    return commands
+def take_turns(
+    groups: dict[Key, Group], act: Callable[[Key, int], Any], *, rounds: int = 1
+) -> Iterator[tuple[Key, int, Any]]:
+    """Have each group do something in every round, one at a time.
+
+    Every other round goes the other way, so that no case always follows the same one.
+
+    Args:
+        groups: one that fails is ended, lest it runs on beside the others, and taken out.
+        act: given a group's key and the round.
+        rounds: how many.
+
+    Yields:
+        Key, round, and what `act` returned or the `ProcessError` that it raised.
+    """
+    for number in range(rounds):
+        for key in list(groups)[:: -1 if number % 2 else 1]:
+            try:
+                found = act(key, number)
+            except ProcessError as error:
+                groups.pop(key).processes.end()
+                found = error
+            yield key, number, found

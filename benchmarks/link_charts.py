@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from benchmarks.charts import draw_spread, style_of
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from benchmarks.charts import draw_spread, mode_legend, strategy_legend, style_of
 from benchmarks.comparison import (
     BREAK_EVEN,
     PERCENT,
@@ -14,131 +19,131 @@ from benchmarks.comparison import (
     measured_points,
     predicted_points,
 )
-from benchmarks.figures import (
-    COLOURS,
-    GREY,
-    INK,
-    LINES,
-    PAPER,
-    RULE,
-    Chart,
-    Panel,
-    label_ends,
-    plain_log_axis,
-)
-from benchmarks.measured import describe, grouped, listed, rounded, varied_fields
-from benchmarks.record import Arm
+from benchmarks.figures import COLOURS, GREY, INK, LINES, RULE, Chart, Panel, plain_log_axis
+from benchmarks.measured import describe, grouped, rounded, varied_fields
+from benchmarks.record import Case
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+Points = Sequence[tuple[float, float]]
 
 
-def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Arm, float]) -> Chart:
+def time_chart(groups: Sequence[Sequence[Pair]], predicted_s: Mapping[Case, float]) -> Chart:
     """Draw step time against link rate, a panel for each strategy and setting."""
-    varied = _varied(groups)
+    pairs = [pair for group in groups for pair in group]
+    by_setting = grouped(groups, lambda group: _title(group[0].case, pairs))
+    cases = [m.case for pair in pairs for m in (pair.replicated, pair.sharded)]
+    ends = [end for p in pairs for m in (p.replicated, p.sharded) for end in m.step_s]
+    ends += [predicted_s[case] for case in cases if case in predicted_s]
+    limits = (0.85 * min(ends, default=1), 1.15 * max(ends, default=1))
     return Chart(
         name="time",
         title="Step time against link rate",
         caption="Measured: points, medians of the repeats, with bars from the lowest to the "
-        f"highest. {_predicted(groups, 'thin grey lines')} Upright lines "
-        f"mark the rate from which on sharded takes at most {PERCENT} longer, if that lies "
-        "between the rates measured.",
+        f"highest. {_predicted(pairs)} Upright lines mark the rate from which on sharded takes at "
+        f"most {PERCENT} longer, if that lies between the rates measured.",
         panels=[
             Panel(
-                _title(group[0].arm, varied, with_strategy=True),
-                partial(_times, pairs=group, predicted_s=predicted_s),
+                _title(group[0].case, pairs, group[0].case.strategy),
+                partial(_times, pairs=group, predicted_s=predicted_s, limits=limits),
             )
-            for group in groups
+            for alike in by_setting
+            for group in alike
         ],
-        absent="No pair of arms was measured at more than one link rate.",
+        legend=[
+            *mode_legend(cases),
+            *_predicted_legend(pairs, color=GREY),
+            Line2D(
+                [],
+                [],
+                color=INK,
+                marker="|",
+                ms=9,
+                lw=0,
+                label=f"from here sharded is at most {PERCENT} slower",
+            ),
+        ],
     )
 
 
-def _predicted(groups: Sequence[Sequence[Pair]], how: str) -> str:
-    known = any(pair.predicted is not None for group in groups for pair in group)
-    return f"Predicted: {how}." if known else "Nothing is predicted: there is no machine profile."
+def _predicted(pairs: Sequence[Pair]) -> str:
+    known = any(pair.predicted is not None for pair in pairs)
+    return "Predicted: thin lines." if known else "Nothing is predicted: no machine profile."
 
 
-def _varied(groups: Sequence[Sequence[Pair]]) -> list[str]:
-    fields = varied_fields(pair.arm for group in groups for pair in group)
-    return [name for name in fields if name != "link_mbit_per_s"]
+def _predicted_legend(pairs: Sequence[Pair], **style: Any) -> list[Artist]:
+    known = any(pair.predicted is not None for pair in pairs)
+    return [Line2D([], [], lw=1, label="predicted", **style)] if known else []
 
 
-def _title(arm: Arm, varied: Sequence[str], *, with_strategy: bool) -> str:
-    words = [arm.strategy] if with_strategy else []
-    return listed(*words, f"A = {arm.grad_accum_steps}", describe(arm, varied))
+def _title(case: Case, pairs: Sequence[Pair], *first: str) -> str:
+    varied = varied_fields((pair.case for pair in pairs), without=["link_mbit_per_s"])
+    return describe(case, varied, *first, f"A = {case.grad_accum_steps}")
 
 
-def _times(axes: "Axes", pairs: Sequence[Pair], predicted_s: Mapping[Arm, float]) -> None:
+def _times(
+    axes: Axes,
+    pairs: Sequence[Pair],
+    predicted_s: Mapping[Case, float],
+    limits: tuple[float, float],
+) -> None:
     x = [link_rate(pair) for pair in pairs]
-    ends = []
     for modes in ([p.replicated for p in pairs], [p.sharded for p in pairs]):
-        arm = modes[0].arm
-        known = [m.arm for m in modes if m.arm in predicted_s]
-        across, up = [a.link_mbit_per_s or 0 for a in known], [predicted_s[a] for a in known]
-        axes.plot(across, up, LINES[arm.accumulation], color=GREY, lw=1)
-        draw_spread(axes, x, [m.step_s for m in modes], **style_of(arm))
-        ends.append((x[-1], modes[-1].step_s.median, arm.accumulation, INK))
+        case = modes[0].case
+        known = [m.case for m in modes if m.case in predicted_s]
+        across, up = [c.link_mbit_per_s or 0 for c in known], [predicted_s[c] for c in known]
+        axes.plot(across, up, LINES[case.accumulation], color=GREY, lw=1)
+        draw_spread(axes, x, [m.step_s for m in modes], **style_of(case))
+    axes.set(xlabel="link rate, Mbit/s", ylabel="seconds per step", ylim=limits)
     plain_log_axis(axes, "x", x)
     plain_log_axis(axes, "y")
-    _mark_crossing(axes, measured_points(pairs), "measured", INK, height=0.97)
-    _mark_crossing(axes, predicted_points(pairs), "predicted", GREY, height=0.89)
-    axes.set(xlabel="link rate, Mbit/s", ylabel="seconds per step")
-    label_ends(axes, ends)
+    _mark_crossing(axes, measured_points(pairs), INK, height=0.97)
+    _mark_crossing(axes, predicted_points(pairs), GREY, height=0.89)
 
 
-def _mark_crossing(
-    axes: "Axes", points: Sequence[tuple[float, float]], how: str, colour: str, *, height: float
-) -> None:
+def _mark_crossing(axes: Axes, points: Points, colour: str, *, height: float) -> None:
     rate = crossing(points, BREAK_EVEN).rate
     if rate is None:
         return
     axes.axvline(rate, color=colour, lw=0.9)
-    on_the_right = axes.transData.transform((rate, 1))[0] > axes.bbox.x0 + axes.bbox.width / 2
-    axes.annotate(
-        f"{how} {rounded(rate)}",
-        (rate, height),
-        (-3 if on_the_right else 3, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right" if on_the_right else "left",
-        va="top",
-        fontsize=7,
-        color=colour,
-        bbox={"fc": PAPER, "ec": "none", "pad": 0.6},
-    )
+    where = axes.get_xaxis_transform()
+    text = f" {rounded(rate)} Mbit/s "
+    at_right = rate**2 > points[0][0] * points[-1][0]
+    side = "right" if at_right else "left"
+    axes.text(rate, height, text, ha=side, va="top", fontsize=7, color=colour, transform=where)
 
 
 def ratio_chart(groups: Sequence[Sequence[Pair]]) -> Chart:
     """Draw sharded by replicated step time against link rate, strategies as lines."""
-    varied = _varied(groups)
-    by_title = grouped(groups, lambda g: _title(g[0].arm, varied, with_strategy=False))
-    panels = [
-        Panel(_title(alike[0][0].arm, varied, with_strategy=False), partial(_ratios, groups=alike))
-        for alike in by_title
-    ]
+    pairs = [pair for group in groups for pair in group]
+    ends = [end for pair in pairs for end in pair.ratio]
+    limits = (0.9 * min(ends, default=1), 1.1 * max(ends, default=1))
+    alike = grouped(groups, lambda group: _title(group[0].case, pairs))
     return Chart(
         name="ratio",
         title="Sharded by replicated step time against link rate",
         caption="Measured: points, medians of repeats that ran interleaved, with bars from the "
-        f"lowest to the highest. {_predicted(groups, 'dotted lines')} In the band "
-        f"the modes differ by at most {PERCENT}; above it replicated is faster.",
-        panels=panels,
-        absent="No pair of arms was measured at more than one link rate.",
+        f"lowest to the highest. {_predicted(pairs)} In the band the modes differ by at most "
+        f"{PERCENT}; above it replicated is faster.",
+        panels=[
+            Panel(_title(some[0][0].case, pairs), partial(_ratios, groups=some, limits=limits))
+            for some in alike
+        ],
+        legend=[
+            *strategy_legend(pair.case for pair in pairs),
+            Line2D([], [], color=INK, marker="s", label="measured"),
+            *_predicted_legend(pairs, color=INK, ls=":"),
+            Patch(color=RULE, label=f"within {PERCENT} of each other"),
+        ],
     )
 
 
-def _ratios(axes: "Axes", groups: Sequence[Sequence[Pair]]) -> None:
+def _ratios(axes: Axes, groups: Sequence[Sequence[Pair]], limits: tuple[float, float]) -> None:
     axes.axhspan(1 / BREAK_EVEN, BREAK_EVEN, color=RULE, lw=0)
-    ends = []
     for pairs in groups:
-        strategy = pairs[0].arm.strategy
-        colour, x = COLOURS[strategy], [link_rate(pair) for pair in pairs]
+        colour = COLOURS[pairs[0].case.strategy]
         points = predicted_points(pairs)
         axes.plot([rate for rate, _ in points], [y for _, y in points], ":", color=colour, lw=1.2)
+        x = [link_rate(pair) for pair in pairs]
         draw_spread(axes, x, [pair.ratio for pair in pairs], color=colour, marker="s")
-        ends.append((x[-1], pairs[-1].ratio.median, strategy, colour))
+    axes.set(xlabel="link rate, Mbit/s", ylabel="sharded / replicated", ylim=limits)
     plain_log_axis(axes, "x", sorted({link_rate(pair) for pairs in groups for pair in pairs}))
     plain_log_axis(axes, "y")
-    axes.set(xlabel="link rate, Mbit/s", ylabel="sharded / replicated")
-    label_ends(axes, ends)

@@ -1,7 +1,7 @@
 """What a step should take: computation, communication by the measured curve, and their overlap.
 
-Pure: imports no torch. Nothing is fitted to step times. What an arm computes comes from another
-arm's split (`compute_of`), what its collectives take from the machine profile, and which of them
+Pure: imports no torch. Nothing is fitted to step times. What a case computes comes from another
+case's split (`compute_of`), what its collectives take from the machine profile, and which of them
 there are, how large they are and what overlaps from the step's program (`toolkit.program`).
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.fitting import estimate_bytes, settings_of
 from benchmarks.machine_profile import Curve, MachineProfile
-from benchmarks.record import Arm, Record
+from benchmarks.record import Case, Record
 from toolkit.errors import UsageError
 from toolkit.program.events import Collective
 from toolkit.program.readers.held import read_held
@@ -57,21 +57,21 @@ def _busy_cores(profile: MachineProfile, world_size: int) -> float:
     return 1 - min(1.0, max(0.0, free / world_size))
 
 
-def predict_step(arm: Arm, compute: ComputeTimes, profiles: Sequence[MachineProfile]) -> StepTime:
-    """Return the step time of an arm.
+def predict_step(case: Case, compute: ComputeTimes, profiles: Sequence[MachineProfile]) -> StepTime:
+    """Return the step time of a case.
 
     Args:
-        arm: what is timed.
+        case: what is timed.
         compute: what it computes.
         profiles: what collectives take over its link, in groups of every size that it has.
 
     Raises:
         UsageError: the strategy has no such mode, or no profile is of that link and group size.
     """
-    fitting = [each for each in profiles if each.link_mbit_per_s == arm.link_mbit_per_s]
+    fitting = [each for each in profiles if each.link_mbit_per_s == case.link_mbit_per_s]
     if not fitting:
-        raise UsageError(f"no machine profile is of a link of {arm.link_mbit_per_s} Mbit/s")
-    settings = settings_of(arm, "cuda" if fitting[0].backend == "nccl" else "cpu")
+        raise UsageError(f"no machine profile is of a link of {case.link_mbit_per_s} Mbit/s")
+    settings = settings_of(case, "cuda" if fitting[0].backend == "nccl" else "cpu")
     missing = group_sizes(settings) - {profile.world_size for profile in fitting}
     if missing:
         raise UsageError(f"no machine profile is of {min(missing)} ranks over that link")
@@ -85,7 +85,7 @@ def group_sizes(settings: StepSettings) -> set[int]:
 
 
 def break_even_micro_batch(
-    arm: Arm,
+    case: Case,
     compute: ComputeTimes,
     profiles: Sequence[MachineProfile],
     *,
@@ -97,8 +97,8 @@ def break_even_micro_batch(
     least outweighs, the reductions that sharded accumulation makes more often.
 
     Args:
-        arm: in either mode; its micro-batch does not matter.
-        compute: of `arm.micro_batch_size` sequences.
+        case: in either mode; its micro-batch does not matter.
+        compute: of `case.micro_batch_size` sequences.
         profiles: what collectives take.
         tolerance: how much longer a step may take than with replicated accumulation.
 
@@ -110,9 +110,9 @@ def break_even_micro_batch(
     """
 
     def suffices(sequences: int) -> bool:
-        scaled = compute.scaled(sequences / arm.micro_batch_size)
+        scaled = compute.scaled(sequences / case.micro_batch_size)
         sharded, replicated = (
-            predict_step(in_mode(arm, mode), scaled, profiles).step_s
+            predict_step(in_mode(case, mode), scaled, profiles).step_s
             for mode in ("sharded", "replicated")
         )
         return sharded <= (1 + tolerance) * replicated
@@ -134,27 +134,27 @@ class Price:
     peak_bytes: int
 
 
-def price_of_replicated(arm: Arm, device: Device) -> Price:
-    """Return the price of accumulating an arm's gradients whole.
+def price_of_replicated(case: Case, device: Device) -> Price:
+    """Return the price of accumulating a case's gradients whole.
 
     Raises:
         UsageError: the strategy has one of the modes only.
     """
     held, peaks = [], []
     for mode in ("replicated", "sharded"):
-        one = in_mode(arm, mode)
+        one = in_mode(case, mode)
         held.append(read_held(write_step(settings_of(one, device))) or 0)
         peaks.append(estimate_bytes(one, device))
     return Price(held[0] - held[1], peaks[0] - peaks[1])
 
 
-def in_mode(arm: Arm, mode: str) -> Arm:
-    """Return the arm with another accumulation."""
-    return arm.model_copy(update={"accumulation": mode})
+def in_mode(case: Case, mode: str) -> Case:
+    """Return the case with another accumulation."""
+    return case.model_copy(update={"accumulation": mode})
 
 
-def compute_of(records: Sequence[Record], arm: Arm) -> ComputeTimes | None:
-    """Return what an arm computes, from the split of one that computes the same.
+def compute_of(records: Sequence[Record], case: Case) -> ComputeTimes | None:
+    """Return what a case computes, from the split of one that computes the same.
 
     The one with replicated accumulation on the fastest link, the machine's own above all; of the
     most micro-steps, since it averages over them. None if there is none. A split tells computation
@@ -165,16 +165,16 @@ def compute_of(records: Sequence[Record], arm: Arm) -> ComputeTimes | None:
         record
         for record in records
         if record.split is not None
-        and record.arm.accumulation == "replicated"
-        and _computation(record.arm) == _computation(arm)
+        and record.case.accumulation == "replicated"
+        and _computation(record.case) == _computation(case)
     ]
     if not found:
         return None
     best = max(
         found,
-        key=lambda r: (r.arm.link_mbit_per_s or float("inf"), r.arm.grad_accum_steps, -r.repeat),
+        key=lambda r: (r.case.link_mbit_per_s or float("inf"), r.case.grad_accum_steps, -r.repeat),
     )
-    micro_steps = best.arm.grad_accum_steps
+    micro_steps = best.case.grad_accum_steps
     assert best.split is not None
     return ComputeTimes(
         forward_s=best.split.forward_s / micro_steps,
@@ -183,6 +183,6 @@ def compute_of(records: Sequence[Record], arm: Arm) -> ComputeTimes | None:
     )
 
 
-def _computation(arm: Arm) -> dict[str, Any]:
-    """Return all of an arm that one micro-step's computation depends on."""
-    return arm.model_dump(exclude={"accumulation", "link_mbit_per_s", "grad_accum_steps"})
+def _computation(case: Case) -> dict[str, Any]:
+    """Return all of a case that one micro-step's computation depends on."""
+    return case.model_dump(exclude={"accumulation", "link_mbit_per_s", "grad_accum_steps"})

@@ -1,95 +1,47 @@
-"""What a sweep says while it goes on: a line for each record, a bar, and the time left."""
+"""What a sweep prints while it runs: a line for each record, a bar, and the time left."""
 
-import time
-from collections import defaultdict
-from collections.abc import Mapping
-from statistics import mean, median
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Mapping
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-from benchmarks.record import Arm, Record
+from benchmarks.measured import Spread
+from benchmarks.record import Case, Record
 
 
-class TimeLeft:
-    """Estimates the time left from repeats measured already.
+def show(records: Iterable[Record], repeats: Mapping[Case, int]) -> Iterator[Record]:
+    """Yield records and print a line for each as it comes; on a terminal also a bar.
 
-    A repeat is taken to last as long as those with as many micro-steps did on average, or as all
-    did where there is none yet; starting processes is part of it.
-    """
-
-    def __init__(self, repeats: Mapping[Arm, int]) -> None:
-        self.repeats = dict(repeats)
-        self.took: dict[int, list[float]] = defaultdict(list)
-
-    def count(self, record: Record, seconds: float) -> None:
-        """Take note of a record and the seconds since the one before."""
-        arm = record.arm
-        self.repeats[arm] = 0 if record.error or record.skipped else self.repeats[arm] - 1
-        self.took[arm.grad_accum_steps].append(seconds)
-
-    def seconds(self) -> float:
-        """Return the time left; something must have been counted."""
-        overall = mean(seconds for some in self.took.values() for seconds in some)
-        return sum(
-            repeats * (mean(self.took[arm.grad_accum_steps] or [overall]))
-            for arm, repeats in self.repeats.items()
-        )
-
-
-class SweepProgress:
-    """Prints records as they come; on a terminal also a bar.
+    A repeat is taken to last as long as it has micro-steps.
 
     Args:
-        repeats: still to be measured, by arm.
+        records: one for each repeat, or one for a case that failed or is skipped.
+        repeats: still to be measured, by case.
     """
-
-    def __init__(self, repeats: Mapping[Arm, int]) -> None:
-        self.left = TimeLeft(repeats)
-        self.bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self.task = self.bar.add_task("", total=sum(repeats.values()))
-        self.last = time.monotonic()
-
-    def __enter__(self) -> "SweepProgress":
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.bar.stop()
-
-    def show(self, record: Record) -> None:
-        """Print a record's line."""
-        now = time.monotonic()
-        self.left.count(record, now - self.last)
-        self.last = now
-        left = _minutes(self.left.seconds())
-        remaining = sum(self.left.repeats.values())
-        total = self.bar.tasks[0].total or 0
-        self.bar.update(self.task, completed=total - remaining, description=left)
-        self.bar.console.print(f"{describe(record)} | {left}", highlight=False, soft_wrap=True)
+    left = {case: count * case.grad_accum_steps for case, count in repeats.items()}
+    with Progress(BarColumn(), TimeRemainingColumn(), speed_estimate_period=1e6) as progress:
+        bar = progress.add_task("", total=sum(left.values()))
+        for record in records:
+            case = record.case
+            done = left[case] if record.error or record.skipped else case.grad_accum_steps
+            left[case] -= done
+            progress.advance(bar, done)
+            remaining = progress.tasks[0].time_remaining
+            words = "" if remaining is None else f" | {remaining / 60:.1f} min left"
+            progress.console.print(f"{describe(record)}{words}", highlight=False, soft_wrap=True)
+            yield record
 
 
 def describe(record: Record) -> str:
     """Return a record's line."""
-    if record.error:
-        return f"{record.arm.label} | failed: {record.error}"
-    if record.skipped:
-        return f"{record.arm.label} | skipped: {record.skipped}"
+    if record.error or record.skipped:
+        reason = f"failed: {record.error}" if record.error else f"skipped: {record.skipped}"
+        return f"{record.case.label} | {reason}"
     assert record.step_s is not None
     assert record.tokens_per_s is not None
-    spread = (max(record.step_s) - min(record.step_s)) / median(record.step_s)
+    spread = Spread.over(record.step_s)
     mfu = "" if record.mfu is None else f" | mfu {record.mfu:.1%}"
     return (
-        f"{record.arm.label} | repeat {record.repeat} | {median(record.step_s) * 1e3:.1f} ms a "
-        f"step, within {spread:.0%} over {len(record.step_s)} | "
+        f"{record.case.label} | repeat {record.repeat} | {spread.median * 1e3:.1f} ms a step, "
+        f"within {(spread.high - spread.low) / spread.median:.0%} over {len(record.step_s)} | "
         f"{record.tokens_per_s:,.0f} tokens/s{mfu}"
     )
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min left"

@@ -1,4 +1,4 @@
-"""Proof that an arm does what its time is to stand for, beside the reference and the formulas."""
+"""Proof that a case does what its time is to stand for, beside the reference and the formulas."""
 
 from typing import Any, NamedTuple
 
@@ -6,10 +6,10 @@ import torch
 
 from benchmarks.batches import build_batches, on_device
 from benchmarks.fitting import settings_of
-from benchmarks.record import Agreement, Arm, ExpectedTraffic, Traffic
+from benchmarks.record import Agreement, Case, ExpectedTraffic, Traffic
 from benchmarks.reference import reference_step
 from benchmarks.split import measure_split
-from benchmarks.trainer import LR, ArmTrainer
+from benchmarks.trainer import LR, CaseTrainer
 from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.launched import Launched
 from toolkit.engines.traffic import KINDS
@@ -20,17 +20,17 @@ from toolkit.program.readers.traffic import read_traffic
 from toolkit.program.settings import Device
 from toolkit.program.step import write_step
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.verify.arm import most_held, watch_held_gradients
 from toolkit.verify.verdict import traffic_problems
+from toolkit.verify.worker import HeldGradients
 
 FIRST_TOKENS = 256
 """Of each sequence in the first step, which the reference computes in fp64 on one rank."""
 MOST_OVERFLOWS = 20
-"""fp16 updates left out before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
+"""fp16 updates skipped before giving up; the loss scale halves each time, 65,536 to 1 in 16."""
 
 
 class DisagreementError(ToolkitError):
-    """The arm does not compute, communicate or hold what it should; its time means nothing."""
+    """The case does not compute, communicate or hold what it should; its time means nothing."""
 
 
 class FirstStep(NamedTuple):
@@ -46,15 +46,15 @@ class FirstStep(NamedTuple):
 
 
 def first_step(
-    arm: Arm, launched: Launched, device: torch.device, *, shards: list[str]
+    case: Case, launched: Launched, device: torch.device, *, shards: list[str]
 ) -> FirstStep:
     """Draw or read the first step, and have rank 0 compute it alone, before there is an engine."""
-    batches = build_batches(arm, micro_batch_size=1, rank=launched.rank, shards=shards)
+    batches = build_batches(case, micro_batch_size=1, rank=launched.rank, shards=shards)
     own = [_shorten(batch) for batch in on_device(batches.micro_batches(0), device)]
     if launched.rank:
         return FirstStep(own, None)
     [whole] = on_device([batches.dataset.sequences(batches.ids(0))], device)
-    reference = reference_step(arm, *_shorten(whole))
+    reference = reference_step(case, *_shorten(whole))
     # Other groups share the GPU.
     torch.cuda.empty_cache()
     return FirstStep(own, reference)
@@ -65,44 +65,43 @@ def _shorten(batch: MicroBatch) -> MicroBatch:
     return inputs[:, :FIRST_TOKENS].contiguous(), targets[:, :FIRST_TOKENS].contiguous()
 
 
-def prove(trainer: ArmTrainer, first: FirstStep, *, split_steps: int) -> dict[str, Any]:
+def prove(trainer: CaseTrainer, first: FirstStep, *, split_steps: int) -> dict[str, Any]:
     """Compare the first step with the reference, and counts with the formulas; then look closer.
 
     Returns:
         Fields of a `Record`, those of the agreement on rank 0 alone.
 
     Raises:
-        DisagreementError: says what is not as it should be.
+        DisagreementError: names what is not as it should be.
     """
     engine = trainer.engine
     agreement = _train_first(trainer, first)
     # The second holds most: what engines set up again after the first lies beside the rest.
     with measure_peak(engine.device) as peak:
         trainer.step()
-    with watch_held_gradients(engine) as held, CollectiveCounter() as counter:
-        trainer.step()
+    held = HeldGradients(engine)
+    with CollectiveCounter() as counter:
+        trainer.step([held])
     return {
         "agreement": agreement,
-        **check_counts(trainer, counter, held_bytes=most_held(engine, held)),
-        "peak_memory_bytes": int(
-            engine.max_over_ranks(torch.tensor(peak.bytes, device=engine.device))
-        ),
+        **check_counts(trainer, counter, held_bytes=held.most_bytes()),
+        "peak_memory_bytes": int(engine.ranks.max(torch.tensor(peak.bytes, device=engine.device))),
         "split": measure_split(engine, trainer.step, steps=split_steps),
     }
 
 
-def _train_first(trainer: ArmTrainer, first: FirstStep) -> Agreement | None:
+def _train_first(trainer: CaseTrainer, first: FirstStep) -> Agreement | None:
     for _ in range(MOST_OVERFLOWS):
         result = train_step(trainer.engine, first.micro_batches, lr=LR)
-        if trainer.arm.precision != "fp16" or not trainer.engine.step_was_skipped:
+        if trainer.case.precision != "fp16" or not trainer.engine.step_was_skipped:
             break
     # What a later step holds is measured, and these are no part of it.
     first.micro_batches.clear()
-    if trainer.arm.compile:
+    if trainer.case.compile:
         # Having seen two shapes, it would compile for any, which is slower than for one.
         torch._dynamo.reset()
     found = {
-        "loss": float(trainer.engine.sum_over_ranks(result.loss_share)),
+        "loss": float(trainer.engine.ranks.sum(result.loss_share)),
         "grad_norm": float(result.grad_norm),
     }
     return agree(found, first.reference) if first.reference else None
@@ -128,7 +127,7 @@ def agree(found: dict[str, float], reference: tuple[float, float, float]) -> Agr
 
 
 def check_counts(
-    trainer: ArmTrainer, counter: CollectiveCounter, *, held_bytes: int | None
+    trainer: CaseTrainer, counter: CollectiveCounter, *, held_bytes: int | None
 ) -> dict[str, Any]:
     """Compare what a step communicated, and what was held in it, with the step's program.
 
@@ -136,17 +135,17 @@ def check_counts(
         DisagreementError: a count is another.
     """
     # Scalars and vectors of norms are the loop's and the engines' own bookkeeping.
-    above = len(list(trainer.engine.named_parameters())) + 1
+    above = len(list(trainer.engine.module.named_parameters())) + 1
     traffic = {kind: counter.traffic(kind, above=above) for kind in KINDS}
     device: Device = "cuda" if trainer.engine.device.type == "cuda" else "cpu"
-    settings = settings_of(trainer.arm, device)
+    settings = settings_of(trainer.case, device)
     program = write_step(settings)
     expected, expected_held = read_traffic(program, settings), read_held(program)
     problems = list(traffic_problems(traffic, expected))
     if held_bytes != expected_held:
         problems.append(f"{held_bytes} bytes of gradients held, not {expected_held}")
     if problems:
-        raise DisagreementError("not what the step's program says: " + "; ".join(problems))
+        raise DisagreementError("not as by the step's program: " + "; ".join(problems))
     kinds = [kind for kind in KINDS if kind != "other"]
     return {
         "collectives": {

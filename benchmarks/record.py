@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: one JSON object a line, one line per arm and repeat.
+"""What a benchmark leaves behind: one JSON object a line, one line per case and repeat.
 
 A line is complete once its newline is there, so a killed benchmark leaves at most an unfinished
 last line, which readers pass over and the next writer cuts off.
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
@@ -22,22 +22,8 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Sizes(_Model):
-    """The model's shapes; the fields of `ModelSizes`."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    vocab_size: int
-    block_size: int
-
-    def model_sizes(self) -> ModelSizes:
-        """Return them as the toolkit's own value."""
-        return ModelSizes(**self.model_dump())
-
-
-class Arm(_Model):
-    """What is measured; equal arms are the same measurement.
+class Case(_Model):
+    """What is measured; equal cases are the same measurement.
 
     Attributes:
         micro_batch_size: sequences per rank and micro-step.
@@ -55,7 +41,7 @@ class Arm(_Model):
     seq_len: Count
     world_size: Count
     precision: Precision
-    model: Sizes
+    model: ModelSizes
     loss: Loss = "plain"
     optimizer: Literal["adamw", "sgd"] = "adamw"
     activation_checkpointing: bool = False
@@ -75,7 +61,7 @@ class Arm(_Model):
 
     @property
     def setting(self) -> dict[str, Any]:
-        """Everything but strategy and mode: what arms that are compared have in common."""
+        """Everything but strategy and mode: what cases that are compared have in common."""
         return self.model_dump(exclude={"strategy", "accumulation"})
 
     @property
@@ -148,7 +134,7 @@ class Split(_Model):
 
 
 class Record(_Model):
-    """One repeat of one arm. Measured fields are None where the arm failed or was skipped.
+    """One repeat of one case. Measured fields are None where the case failed or was skipped.
 
     Attributes:
         collectives: counted, by kind: all_reduce, reduce_scatter, all_gather.
@@ -158,11 +144,12 @@ class Record(_Model):
         step_s: seconds of each timed step.
         mfu: share of the devices' peak that the model's arithmetic makes up; None where that peak
             is not known.
-        error: why the arm failed.
+        error: why the case failed.
         skipped: why it was not tried.
     """
 
-    arm: Arm
+    # Earlier versions wrote "arm".
+    case: Case = Field(validation_alias=AliasChoices("case", "arm"))
     sweep: str | None = None
     repeat: int = 0
     environment: Environment

@@ -1,11 +1,11 @@
-"""The first step of an arm as plain PyTorch computes it: one process, no engine, no wrapper.
+"""The first step of a case as plain PyTorch computes it: one process, no engine, no wrapper.
 
 This file must not know the engines it is the measure of.
 """
 
 import torch
 
-from benchmarks.record import Arm
+from benchmarks.record import Case
 from toolkit.model.gpt2 import GPT2
 from toolkit.verify.tolerance import DRAWS, ROUNDOFF
 
@@ -14,20 +14,20 @@ SEED = 1
 
 
 def first_step(
-    arm: Arm, inputs: torch.Tensor, targets: torch.Tensor, *, dtype: torch.dtype
+    case: Case, inputs: torch.Tensor, targets: torch.Tensor, *, dtype: torch.dtype
 ) -> tuple[float, float]:
     """Return the mean loss over a global batch and the L2 norm of its gradient.
 
     Args:
-        arm: of which the model and its precision matter.
+        case: of which the model and its precision matter.
         inputs: tokens of the whole global batch, [sequences, seq_len] int64, on the device.
         targets: as `inputs`.
-        dtype: of the weights; below fp64 the arm's precision is autocast.
+        dtype: of the weights; below fp64 the case's precision is autocast.
     """
     torch.manual_seed(SEED)
-    model = GPT2(arm.model.model_sizes()).to(inputs.device, dtype)
-    autocast = dtype != torch.float64 and arm.precision != "fp32"
-    low = torch.float16 if arm.precision == "fp16" else torch.bfloat16
+    model = GPT2(case.model).to(inputs.device, dtype)
+    autocast = dtype != torch.float64 and case.precision != "fp32"
+    low = torch.float16 if case.precision == "fp16" else torch.bfloat16
     loss = 0.0
     # One sequence at a time, so that the batch may be of any size.
     for row in range(len(inputs)):
@@ -42,14 +42,14 @@ def first_step(
 
 
 def reference_step(
-    arm: Arm, inputs: torch.Tensor, targets: torch.Tensor
+    case: Case, inputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[float, float, float]:
-    """Return exact loss and gradient norm, and how far rounding alone may take an arm from them.
+    """Return exact loss and gradient norm, and how far rounding alone may take a case from them.
 
     The distance is relative and derived as in `toolkit.verify.tolerance`: a few times the rounding
-    error that plain PyTorch makes in the arm's precision, and never below a few units of it.
+    error that plain PyTorch makes in the case's precision, and never below a few units of it.
     """
-    exact = first_step(arm, inputs, targets, dtype=torch.float64)
-    rounded = first_step(arm, inputs, targets, dtype=torch.float32)
+    exact = first_step(case, inputs, targets, dtype=torch.float64)
+    rounded = first_step(case, inputs, targets, dtype=torch.float32)
     errors = [abs(found / right - 1) for found, right in zip(rounded, exact, strict=True)]
-    return *exact, DRAWS * max(*errors, 4 * ROUNDOFF[arm.precision])
+    return *exact, DRAWS * max(*errors, 4 * ROUNDOFF[case.precision])

@@ -7,14 +7,19 @@ Reads `records.jsonl` of the folder and, for predictions, `profile*.json`, one f
 import argparse
 import csv
 import sys
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment as Templates
+from jinja2 import FileSystemLoader
+
 from benchmarks.charts import bytes_chart, memory_chart, prediction_chart, speed_chart
 from benchmarks.comparison import over_links, pairs_of
-from benchmarks.figures import write_png
+from benchmarks.figures import colour_variables, svgs_of, write_png
 from benchmarks.findings import findings
 from benchmarks.link_charts import ratio_chart, time_chart
 from benchmarks.machine_profile import MachineProfile, read_profile
@@ -22,16 +27,16 @@ from benchmarks.measured import (
     KINDS,
     Measured,
     grouped,
-    measured_arms,
+    measured_cases,
     step_seconds,
+    subject,
     why_not_measured,
 )
-from benchmarks.page import page
 from benchmarks.prediction import compute_of, predict_step
-from benchmarks.record import RECORDS, Arm, Environment, Record, read_records
+from benchmarks.record import RECORDS, Case, Environment, Record, Split, read_records
 from benchmarks.tables import (
-    arms_table,
     bytes_table,
+    cases_table,
     crossing_table,
     prediction_table,
     profile_table,
@@ -39,6 +44,9 @@ from benchmarks.tables import (
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.home import expand_words
+
+# Whatever a later change might load from elsewhere, browsers refuse, and report on their console.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,65 +85,73 @@ def write_report(folder: Path, out: Path) -> None:
 
 
 def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
-    arms = measured_arms(records)
+    cases = measured_cases(records)
     profile_files = sorted(folder.glob("profile*.json"))
     profiles = [read_profile(path) for path in profile_files]
-    predicted_s = _predicted(arms, profiles)
-    pairs = pairs_of(arms, predicted_s)
+    predicted_s = _predicted(cases, profiles)
+    pairs = pairs_of(cases, predicted_s)
     linked = over_links(pairs)
-    hardware = "; ".join(dict.fromkeys(map(_hardware, _environments(records))))
+    environments = _environments(records)
+    hardware = "; ".join(dict.fromkeys(map(_hardware, environments)))
+    model = subject([m.case for m in cases])
+    subtitle = f"GPT-2, {model}; measured on {hardware}" if model else f"Measured on {hardware}"
     charts = [
-        speed_chart(arms),
+        speed_chart(cases),
         time_chart(linked, predicted_s),
         ratio_chart(linked),
-        bytes_chart(arms),
-        memory_chart(arms),
+        bytes_chart(cases),
+        memory_chart(cases),
         prediction_chart(pairs),
     ]
+    charts = [chart for chart in charts if chart.panels]
     for chart in charts:
-        if chart.panels:
-            write_png(chart, out / f"{chart.name}.png", footer=f"Measured on {hardware}")
+        write_png(chart, out / f"{chart.name}.png", subtitle=subtitle)
     _write_csv(out / "records.csv", records, predicted_s)
-    attached = [folder / RECORDS, out / "records.csv", *profile_files]
-    html = page(
+    tables = [
+        crossing_table(linked),
+        prediction_table(pairs),
+        profile_table(profiles),
+        bytes_table(cases),
+        cases_table(cases, predicted_s),
+        unmeasured_table(records),
+    ]
+    templates = Templates(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    )
+    html = templates.get_template("report.html.j2").render(
+        policy=POLICY,
+        light=colour_variables(),
+        dark=colour_variables(dark=True),
         title=f"Gradient accumulation, sharded and replicated: {_sweeps(records)}",
-        findings=findings(records, arms, pairs),
+        subtitle=subtitle,
+        findings=findings(records, cases, pairs),
         charts=charts,
-        hardware=hardware,
-        tables=[
-            crossing_table(linked),
-            prediction_table(pairs),
-            profile_table(profiles),
-            bytes_table(arms),
-            arms_table(arms, predicted_s),
-            unmeasured_table(records),
-        ],
-        method=[
-            *map(_machine, _environments(records)),
-            *_MEASURED,
-            *(_PREDICTED if predicted_s else ()),
-        ],
-        attached={path.name: path.read_bytes() for path in attached},
+        svgs_of=svgs_of,
+        tables=tables,
+        machines=map(_machine, environments),
+        is_predicted=bool(predicted_s),
+        attached=[folder / RECORDS, out / "records.csv", *profile_files],
+        b64encode=b64encode,
     )
     (out / "report.html").write_text(html)
 
 
-def _predicted(arms: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Arm, float]:
-    """Return predicted seconds per step of the arms whose link and groups have a profile."""
-    records = [record for measured in arms for record in measured.records]
+def _predicted(cases: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Case, float]:
+    """Return predicted seconds per step of the cases whose link and groups have a profile."""
+    records = [record for measured in cases for record in measured.records]
     found = {}
-    for arm in (measured.arm for measured in arms):
-        compute = compute_of(records, arm)
+    for case in (measured.case for measured in cases):
+        compute = compute_of(records, case)
         # Where a profile is missing it is refused.
         with suppress(UsageError):
             if compute is not None:
-                found[arm] = predict_step(arm, compute, profiles).step_s
+                found[case] = predict_step(case, compute, profiles).step_s
     return found
 
 
 def _sweeps(records: Sequence[Record]) -> str:
     named = dict.fromkeys(record.sweep for record in records if record.sweep)
-    return ", ".join(named) or "single arms"
+    return ", ".join(named) or "single cases"
 
 
 def _environments(records: Sequence[Record]) -> list[Environment]:
@@ -161,7 +177,7 @@ def _machine(environment: Environment) -> str:
     )
 
 
-def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, float]) -> None:
+def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Case, float]) -> None:
     rows = [_row(record, predicted_s) for record in records]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -169,49 +185,26 @@ def _write_csv(path: Path, records: Sequence[Record], predicted_s: Mapping[Arm, 
         writer.writerows(rows)
 
 
-def _row(record: Record, predicted_s: Mapping[Arm, float]) -> dict[str, Any]:
+def _row(record: Record, predicted_s: Mapping[Case, float]) -> dict[str, Any]:
     measured = why_not_measured(record) is None
-    arm = record.arm.model_dump(exclude={"model"})
-    traffic, split = record.collectives or {}, record.split
+    case = record.case.model_dump(exclude={"model"})
+    traffic = record.collectives or {}
     return {
         "sweep": record.sweep,
-        **arm,
-        **record.arm.model.model_dump(),
+        **case,
+        **asdict(record.case.model),
         "repeat": record.repeat,
         "step_s": step_seconds(record) if measured else None,
-        "predicted_step_s": predicted_s.get(record.arm),
+        "predicted_step_s": predicted_s.get(record.case),
         "tokens_per_s": record.tokens_per_s,
         "mfu": record.mfu,
         **{f"{kind}_bytes": traffic[kind].bytes if kind in traffic else None for kind in KINDS},
         "gradient_bytes_held": record.gradient_bytes_held,
         "peak_memory_bytes": record.peak_memory_bytes,
         "estimated_peak_memory_bytes": record.estimated_peak_memory_bytes,
-        "forward_s": split and split.forward_s,
-        "backward_s": split and split.backward_s,
-        "communication_s": split and split.communication_s,
-        "optimizer_s": split and split.optimizer_s,
+        **{name: getattr(record.split, name, None) for name in Split.model_fields},
         "not_measured": why_not_measured(record),
     }
-
-
-_MEASURED = (
-    "Every arm has processes of its own and runs the toolkit's training step. Its first step has "
-    "to agree with plain PyTorch's in one process, in loss and gradient norm, or the arm counts as "
-    "failed. Steps are timed after a warm-up, with all ranks synchronised at both ends; repeats "
-    "are interleaved with the other arms'. A repeat counts with the median of its steps, an arm "
-    "with the median of its repeats. Ratios are taken repeat by repeat.",
-    "Collectives, bytes and gradients held are counted in the running program. Forward, backward, "
-    "exposed communication and optimizer come from other steps than the timed ones. MFU is given "
-    "where the device's peak is known. Peak memory in brackets is the toolkit's estimate.",
-    "A stands for the micro-steps of one optimizer step. With A = 1 both modes are the same "
-    "program, so ratios begin above it.",
-)
-_PREDICTED = (
-    "Predictions know no step time. What an arm computes is taken from the split of the arm of its "
-    "strategy with replicated accumulation on the fastest link, what it communicates from the byte "
-    "formulas, how long that takes from collectives measured by themselves over the same link, and "
-    "what overlaps from the order in which the engine works.",
-)
 
 
 if __name__ == "__main__":

@@ -1,94 +1,85 @@
-"""Measure arms given on the command line.
+"""Measure every combination of what is given, and keep a record of each repeat.
 
 python -m benchmarks.run --strategies ddp,fsdp2 --grad-accum 1,4 --out benchmarks/out/first
 """
 
-import math
-from typing import Annotated
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-import typer
+from benchmarks.axes import read_sweep
+from benchmarks.sweep import OUT, RETRY_FAILED, exit_code_of, measure_missing
+from toolkit.home import expand_words
 
-from benchmarks.axes import Axes, Sweep
-from toolkit.launch.links import check_rate
-from benchmarks.sweep import Out, RetryFailed, carry_out, run_app
-from toolkit.engines.strategies import ACCUMULATIONS, PRECISIONS, STRATEGIES
-from toolkit.errors import UsageError
-from toolkit.verify.options import choices, model_sizes, numbers
+TINY = "4,4,128,4096,128"
+LISTS = {
+    "strategies": ("strategies", "ddp,fsdp2", "strategies"),
+    "accumulation": ("accumulations", "replicated,sharded", "modes; impossible pairs are skipped"),
+    "grad-accum": ("grad_accum_steps", "4", "micro-steps"),
+    "micro-batch-size": ("micro_batch_sizes", "1", "sequences per rank and micro-step"),
+    "world-sizes": ("world_sizes", "2", "ranks"),
+    "precision": ("precisions", "fp32", "precisions"),
+    "loss": ("losses", "plain", "plain, chunked or both"),
+    "links": ("links_mbit_per_s", None, "Mbit/s between two ranks on one machine"),
+}
+"""Options that take several values, separated by commas: key of `Axes`, default and help."""
+NUMBERS = {
+    "repeats": ("repeats", "3", "of each case, interleaved"),
+    "warm-up": ("warm_up_steps", "1", "steps before each repeat"),
+    "steps": ("steps", "5", "timed steps of each repeat"),
+    "threads": ("threads", "1", "of each rank"),
+    "timeout": ("timeout_s", "300", "seconds for whatever one case does in one go"),
+}
+"""Options of the sweep: key of `Sweep`, default and help."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
-def run(
-    out: Out,
-    strategies: Annotated[str, typer.Option(help="Comma-separated.")] = "ddp,fsdp2",
-    accumulation: Annotated[
-        str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
-    ] = "replicated,sharded",
-    grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
-    micro_batch_size: Annotated[
-        str, typer.Option(help="Sequences per rank and micro-step, comma-separated.")
-    ] = "1",
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens.", show_default="the model's block_size")
-    ] = None,
-    world_sizes: Annotated[str, typer.Option(help="Ranks, comma-separated.")] = "2",
-    model: Annotated[
-        str, typer.Option(help="A preset, or n_layer,n_head,n_embd,vocab_size,block_size.")
-    ] = "4,4,128,4096,128",
-    precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32",
-    losses: Annotated[str, typer.Option("--loss", help="plain, chunked or both.")] = "plain",
-    activation_checkpointing: Annotated[bool, typer.Option("--activation-checkpointing")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile each block.")] = False,
-    links: Annotated[
-        str | None, typer.Option(help="Mbit/s between two ranks on one machine, comma-separated.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Prepared shards, for real data.", show_default="random tokens"),
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Of each arm, interleaved.", min=1)] = 3,
-    warm_up: Annotated[int, typer.Option(help="Steps before each repeat.", min=0)] = 1,
-    steps: Annotated[int, typer.Option(help="Timed steps of each repeat.", min=1)] = 5,
-    threads: Annotated[int, typer.Option(help="Of each rank.", min=1)] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds for whatever one arm does.")] = 300.0,
-    retry_failed: RetryFailed = False,
-) -> None:
-    """Measure every combination of what is given, and keep a record of each repeat."""
-    sizes = model_sizes(model)
-    if seq_len is not None and not 1 <= seq_len <= sizes.block_size:
-        raise UsageError(f"--seq-len must be 1 to {sizes.block_size}, got {seq_len}")
-    if not 0 < timeout < math.inf:
-        raise UsageError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
-    rates = numbers("--links", links) if links else []
-    for rate in rates:
-        check_rate(rate)
-    axes = Axes(
-        strategies=tuple(choices("--strategies", strategies, STRATEGIES)),
-        accumulations=tuple(choices("--accumulation", accumulation, ACCUMULATIONS)),
-        grad_accum_steps=tuple(numbers("--grad-accum", grad_accum)),
-        micro_batch_sizes=tuple(numbers("--micro-batch-size", micro_batch_size)),
-        seq_lens=(seq_len,),
-        world_sizes=tuple(numbers("--world-sizes", world_sizes)),
-        models=(model,),
-        precisions=tuple(choices("--precision", precision, PRECISIONS)),
-        losses=tuple(choices("--loss", losses, ("plain", "chunked"))),
-        activation_checkpointing=(activation_checkpointing,),
-        compile=(compiled,),
-        data=("real",) if data else ("synthetic",),
-        links_mbit_per_s=tuple(rates) or (None,),
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    sweep = Sweep(
-        repeats=repeats,
-        warm_up_steps=warm_up,
-        steps=steps,
-        threads=threads,
-        timeout_s=timeout,
-        shards=tuple(data or ()),
-        arms=(axes,),
-    )
-    carry_out(None, sweep, out, retry_failed=retry_failed)
+    for option, (_, default, text) in {**LISTS, **NUMBERS}.items():
+        parser.add_argument(f"--{option}", default=default, help=text)
+    parser.add_argument("--model", default=TINY, help="a preset, or sizes such as the default's")
+    parser.add_argument("--seq-len", help="tokens; the model's block_size unless given")
+    parser.add_argument("--data", action="append", help="prepared shards; else random tokens")
+    parser.add_argument("--activation-checkpointing", action="store_true", help="recompute blocks")
+    parser.add_argument("--compile", action="store_true", help="compile each block")
+    parser.add_argument("--out", type=Path, required=True, help=OUT)
+    parser.add_argument("--retry-failed", action="store_true", help=RETRY_FAILED)
+    words = expand_words(sys.argv[1:] if arguments is None else arguments)
+    given = {name.replace("_", "-"): v for name, v in vars(parser.parse_args(words)).items()}
+    axes: dict[str, Any] = {
+        key: [_value(word.strip()) for word in given[option].split(",")]
+        for option, (key, *_) in LISTS.items()
+        if given[option]
+    }
+    axes |= {
+        "models": [given["model"]],
+        "seq_lens": [_value(given["seq-len"])],
+        "activation_checkpointing": [given["activation-checkpointing"]],
+        "compile": [given["compile"]],
+        "data": ["real" if given["data"] else "synthetic"],
+    }
+    keys = {key: _value(given[option]) for option, (key, *_) in NUMBERS.items()}
+    fields = {**keys, "shards": given["data"] or [], "cases": [axes]}
+    sweep = read_sweep(fields, "the command line")
+    measure_missing(None, sweep, given["out"], retry_failed=given["retry-failed"])
+    return 0
+
+
+def _value(text: str | None) -> Any:
+    """Return the number that a text is, or the text."""
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            return kind(text)  # type: ignore[arg-type]
+    return text
 
 
 if __name__ == "__main__":
-    run_app(app)
+    sys.exit(exit_code_of(main))

@@ -16,17 +16,17 @@ timed.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.record import Split
 from toolkit.engines.engine import Engine
+from toolkit.training.callback import Callback, Phase
 
-Phase = Literal["forward", "backward", "optimizer"]
 NS = 1e-9
 _COLLECTIVE = "nccl"
 """All kernels of NCCL, and of RCCL, have names that begin with it."""
@@ -47,15 +47,19 @@ class Turn(NamedTuple):
     busy_s: float
 
 
-class PhaseClock:
-    """Follows a step through its phases; `stop` ends the last one."""
+class PhaseClock(Callback):
+    """Follows a step through its phases; `stop` ends the last one.
+
+    What an engine still does once the last micro-batch is through, such as reducing a whole
+    window's gradients, belongs to the backward pass.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.turns: list[Turn] = []
         self._started: tuple[Phase, int, float] | None = None
 
-    def enter(self, phase: Phase) -> None:
+    def on_phase(self, phase: Phase) -> None:
         """End the current phase, if there is one, and start another."""
         self.stop()
         self._started = (phase, time.time_ns(), time.thread_time())
@@ -71,51 +75,26 @@ class PhaseClock:
         self._started = None
 
 
-def measure_split(engine: Engine, run_step: Callable[[], object], *, steps: int) -> Split:
-    """Return the mean seconds per step of each part, over some steps on this rank."""
+def measure_split(
+    engine: Engine, run_step: Callable[[Sequence[Callback]], object], *, steps: int
+) -> Split:
+    """Return the mean seconds per step of each part, over some steps on this rank.
+
+    Args:
+        engine: the case's.
+        run_step: updates once, with the callbacks that it is given.
+        steps: how many.
+    """
     clock = PhaseClock(engine.device)
     on_gpu = engine.device.type == "cuda"
     watch = profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()
-    with _following(engine, clock), watch as recorded:
+    with watch as recorded:
         for _ in range(steps):
-            clock.enter("forward")
-            run_step()
+            clock.on_phase("forward")
+            run_step([clock])
             clock.stop()
     kernels = _kernels(recorded) if recorded is not None else None
     return split_turns(clock.turns, kernels, steps=steps)
-
-
-@contextmanager
-def _following(engine: Engine, clock: PhaseClock) -> Iterator[None]:
-    """Let an engine's own calls move the clock on.
-
-    What an engine still does once the last micro-batch is through, such as reducing a whole
-    window's gradients, belongs to the backward pass.
-    """
-    accumulate, backward, clip_and_step = engine.accumulate, engine.backward, engine.clip_and_step
-
-    def follow_accumulate(micro_batches: Sequence[Any]) -> Iterator[Any]:
-        for micro_batch in accumulate(micro_batches):
-            clock.enter("forward")
-            yield micro_batch
-
-    def follow_backward(loss: torch.Tensor) -> None:
-        clock.enter("backward")
-        backward(loss)
-
-    def follow_clip_and_step() -> torch.Tensor:
-        clock.enter("optimizer")
-        return clip_and_step()
-
-    engine.accumulate = follow_accumulate  # type: ignore[method-assign]
-    engine.backward = follow_backward  # type: ignore[method-assign]
-    engine.clip_and_step = follow_clip_and_step  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        engine.accumulate = accumulate  # type: ignore[method-assign]
-        engine.backward = backward  # type: ignore[method-assign]
-        engine.clip_and_step = clip_and_step  # type: ignore[method-assign]
 
 
 def split_turns(

@@ -1,7 +1,7 @@
-"""The tables of a report."""
+"""The tables of a report: rows of text by column, the first `words` columns words, then numbers."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from benchmarks.comparison import (
     BREAK_EVEN,
@@ -27,95 +27,74 @@ from benchmarks.measured import (
     varied_fields,
     why_not_measured,
 )
-from benchmarks.record import Arm, Record
+from benchmarks.record import Case, Record
 from toolkit.engines.traffic import EngineKind
 
 MIB = 2**20
 NOTHING = "-"
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells as text; the first `left` columns hold words, the others numbers."""
+class Table(NamedTuple):
+    """Rows with equal keys, its head; all from column `words` on is set as numbers."""
 
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: int
+    words: int
+    rows: Sequence[Mapping[str, str]]
 
 
 def prediction_table(pairs: Sequence[Pair]) -> Table:
     """Return measured and predicted ratios, pair by pair."""
-    varied = varied_fields(pair.arm for pair in pairs)
-    return Table(
-        title="Sharded by replicated step time: prediction beside measurement",
-        head=(
-            *("strategy", "setting", "A", "measured", "lowest to highest", "predicted", "error"),
-            *(f"within {PERCENT}", "faster mode", "named right"),
-        ),
-        rows=[
-            (
-                pair.arm.strategy,
-                describe(pair.arm, varied),
-                str(pair.arm.grad_accum_steps),
-                f"{pair.ratio.median:.2f}",
-                f"{pair.ratio.low:.2f} to {pair.ratio.high:.2f}",
-                _or_nothing(pair.predicted, "{:.2f}"),
-                _or_nothing(pair.error, "{:+.1f} %", scale=100),
-                _yes_or_no(pair.within),
-                pair.faster or "neither",
-                _yes_or_no(pair.named_right),
-            )
-            for pair in pairs
-        ],
-        left=2,
-    )
+    varied = varied_fields(pair.case for pair in pairs)
+    rows = [
+        {
+            "strategy": pair.case.strategy,
+            "setting": describe(pair.case, varied),
+            "A": str(pair.case.grad_accum_steps),
+            "measured": f"{pair.ratio.median:.2f}",
+            "lowest to highest": f"{pair.ratio.low:.2f} to {pair.ratio.high:.2f}",
+            "predicted": _or_nothing(pair.predicted, "{:.2f}"),
+            "error": _or_nothing(pair.error, "{:+.1f} %", scale=100),
+            f"within {PERCENT}": _yes_or_no(pair.within),
+            "faster mode": pair.faster or "neither",
+            "named right": _yes_or_no(pair.named_right),
+        }
+        for pair in pairs
+    ]
+    return Table("Sharded by replicated step time: prediction beside measurement", 2, rows)
 
 
 def crossing_table(groups: Sequence[Sequence[Pair]]) -> Table:
     """Return where the modes meet on the axis of link rates, as measured and as predicted."""
-    fields = varied_fields(pair.arm for group in groups for pair in group)
-    varied = [name for name in fields if name != "link_mbit_per_s"]
-    return Table(
-        title="Link rate from which on sharded takes no longer than replicated",
-        head=(
-            *("strategy", "setting", "A", "as long, measured", "as long, predicted"),
-            *(f"{PERCENT} longer, measured", f"{PERCENT} longer, predicted"),
-        ),
-        rows=[
-            (
-                group[0].arm.strategy,
-                describe(group[0].arm, varied),
-                str(group[0].arm.grad_accum_steps),
-                *(
-                    crossing(points, level).words
-                    for level in (1, BREAK_EVEN)
-                    for points in (measured_points(group), predicted_points(group))
-                ),
-            )
-            for group in groups
-        ],
-        left=2,
-    )
+    pairs = [pair.case for group in groups for pair in group]
+    varied = varied_fields(pairs, without=["link_mbit_per_s"])
+    rows = [
+        {
+            "strategy": group[0].case.strategy,
+            "setting": describe(group[0].case, varied),
+            "A": str(group[0].case.grad_accum_steps),
+            "as long, measured": crossing(measured_points(group), 1).words,
+            "as long, predicted": crossing(predicted_points(group), 1).words,
+            f"{PERCENT} longer, measured": crossing(measured_points(group), BREAK_EVEN).words,
+            f"{PERCENT} longer, predicted": crossing(predicted_points(group), BREAK_EVEN).words,
+        }
+        for group in groups
+    ]
+    return Table("Link rate from which on sharded takes no longer than replicated", 2, rows)
 
 
 def profile_table(profiles: Sequence[MachineProfile]) -> Table:
     """Return what predictions know of each link: the line through its collectives' times."""
-    return Table(
-        title="Collectives as measured for the predictions: latency, bus bandwidth",
-        head=("link", "ranks", "backend", *KINDS, "matrix products, GFLOP/s per rank"),
-        rows=[
-            (
-                link_words(profile.link_mbit_per_s),
-                str(profile.world_size),
-                profile.backend,
-                *(_line(profile, kind) for kind in PROFILED),
-                f"{profile.matmul_flops_per_s / 1e9:,.1f}",
-            )
-            for profile in profiles
-        ],
-        left=3,
-    )
+    rows = [
+        {
+            "link": link_words(profile.link_mbit_per_s),
+            "ranks": str(profile.world_size),
+            "backend": profile.backend,
+            **{kind: _line(profile, kind) for kind in PROFILED},
+            "matrix products, GFLOP/s per rank": f"{profile.matmul_flops_per_s / 1e9:,.1f}",
+        }
+        for profile in profiles
+    ]
+    return Table("Collectives as measured for the predictions: latency, bus bandwidth", 3, rows)
 
 
 def _line(profile: MachineProfile, kind: EngineKind) -> str:
@@ -124,26 +103,24 @@ def _line(profile: MachineProfile, kind: EngineKind) -> str:
     return f"{1e3 * curve.latency_s:.2f} ms, {rounded(bus / 1e6)} MB/s"
 
 
-def bytes_table(arms: Sequence[Measured]) -> Table:
+def bytes_table(cases: Sequence[Measured]) -> Table:
     """Return what was counted of each kind of collective, beside the formulas."""
-    varied = varied_fields(m.arm for m in arms)
-    return Table(
-        title="MiB of payload per optimizer step and rank: counted (formula)",
-        head=("strategy", "mode", "setting", "A", *KINDS, "gradients held", "as the formulas say"),
-        rows=[
-            (
-                *_name(measured.arm, varied),
-                *(_counted(measured.records[0], kind) for kind in KINDS),
-                _beside(
-                    measured.records[0].gradient_bytes_held,
-                    measured.records[0].expected_gradient_bytes_held,
+    varied = varied_fields(m.case for m in cases)
+    rows = []
+    for measured in cases:
+        record = measured.records[0]
+        agree = all(counts_agree(r) and gradients_agree(r) for r in measured.records)
+        rows.append(
+            {
+                **_name(measured.case, varied),
+                **{kind: _counted(record, kind) for kind in KINDS},
+                "gradients held": _beside(
+                    record.gradient_bytes_held, record.expected_gradient_bytes_held
                 ),
-                _yes_or_no(all(counts_agree(r) and gradients_agree(r) for r in measured.records)),
-            )
-            for measured in arms
-        ],
-        left=3,
-    )
+                "as by the formulas": _yes_or_no(agree),
+            }
+        )
+    return Table("MiB of payload per optimizer step and rank: counted (formula)", 3, rows)
 
 
 def _counted(record: Record, kind: str) -> str:
@@ -156,69 +133,71 @@ def _counted(record: Record, kind: str) -> str:
     return f"{counted / MIB:,.2f} ({formula})"
 
 
-def arms_table(arms: Sequence[Measured], predicted_s: Mapping[Arm, float]) -> Table:
-    """Return every arm with its times and its memory."""
-    varied = varied_fields(m.arm for m in arms)
-    return Table(
-        title="Every arm that was measured: medians (lowest to highest repeat)",
-        head=(
-            *("strategy", "mode", "setting", "A", "repeats", "step, ms", "predicted, ms"),
-            *("tokens/s", "per rank", "MFU", "forward, ms", "backward, ms"),
-            *("exposed communication, ms", "optimizer, ms", "peak MiB (estimate)"),
-        ),
-        rows=[
-            (
-                *_name(measured.arm, varied),
-                str(len(measured.records)),
-                _spread(measured.step_s, scale=1e3, digits=1),
-                _or_nothing(predicted_s.get(measured.arm), "{:,.1f}", scale=1e3),
-                _spread(measured.tokens_per_s, digits=0),
-                f"{measured.tokens_per_s.median / measured.arm.world_size:,.0f}",
-                _or_nothing(measured.records[0].mfu, "{:.1f} %", scale=100),
-                *_split(measured.records[0]),
-                _beside(
-                    measured.records[0].peak_memory_bytes,
-                    measured.records[0].estimated_peak_memory_bytes,
+def cases_table(cases: Sequence[Measured], predicted_s: Mapping[Case, float]) -> Table:
+    """Return every case with its times and its memory."""
+    varied = varied_fields(m.case for m in cases)
+    rows = []
+    for measured in cases:
+        case, record = measured.case, measured.records[0]
+        rows.append(
+            {
+                **_name(case, varied),
+                "repeats": str(len(measured.records)),
+                "step, ms": _spread(measured.step_s, scale=1e3, digits=1),
+                "predicted, ms": _or_nothing(predicted_s.get(case), "{:,.1f}", scale=1e3),
+                "tokens/s": _spread(measured.tokens_per_s, digits=0),
+                "per rank": f"{measured.tokens_per_s.median / case.world_size:,.0f}",
+                "MFU": _or_nothing(record.mfu, "{:.1f} %", scale=100),
+                **{
+                    f"{title}, ms": _or_nothing(
+                        getattr(record.split, f"{part}_s", None), "{:,.1f}", scale=1e3
+                    )
+                    for part, title in _PARTS.items()
+                },
+                "peak MiB (estimate)": _beside(
+                    record.peak_memory_bytes, record.estimated_peak_memory_bytes
                 ),
-            )
-            for measured in arms
-        ],
-        left=3,
-    )
+            }
+        )
+    return Table("Every case that was measured: medians (lowest to highest repeat)", 3, rows)
 
 
-def _name(arm: Arm, varied: Iterable[str]) -> tuple[str, str, str, str]:
-    return arm.strategy, arm.accumulation, describe(arm, varied), str(arm.grad_accum_steps)
+_PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "communication": "exposed communication",
+    "optimizer": "optimizer",
+}
 
 
-def _split(record: Record) -> list[str]:
-    split = record.split
-    if split is None:
-        return [NOTHING] * 4
-    parts = (split.forward_s, split.backward_s, split.communication_s, split.optimizer_s)
-    return [f"{1e3 * seconds:,.1f}" for seconds in parts]
+def _name(case: Case, varied: Sequence[str]) -> dict[str, str]:
+    return {
+        "strategy": case.strategy,
+        "mode": case.accumulation,
+        "setting": describe(case, varied),
+        "A": str(case.grad_accum_steps),
+    }
 
 
 def unmeasured_table(records: Sequence[Record]) -> Table:
     """Return what failed or was skipped, with the reason."""
     reasons = [(record, why_not_measured(record)) for record in records]
-    measured = {record.arm for record, why in reasons if why is None}
-    return Table(
-        title="Not measured",
-        head=("arm", "repeat", "other repeats", "reason"),
-        rows=[
-            (r.arm.label, str(r.repeat), "measured" if r.arm in measured else NOTHING, why)
-            for r, why in reasons
-            if why is not None
-        ],
-        left=4,
-    )
+    measured = {record.case for record, why in reasons if why is None}
+    rows = [
+        {
+            "case": record.case.label,
+            "repeat": str(record.repeat),
+            "other repeats": "measured" if record.case in measured else NOTHING,
+            "reason": why,
+        }
+        for record, why in reasons
+        if why is not None
+    ]
+    return Table("Not measured", 4, rows)
 
 
 def _spread(spread: Spread, *, scale: float = 1, digits: int) -> str:
-    middle, low, high = (
-        f"{scale * value:,.{digits}f}" for value in (spread.median, spread.low, spread.high)
-    )
+    middle, low, high = (f"{scale * value:,.{digits}f}" for value in spread)
     return f"{middle} ({low} to {high})"
 
 

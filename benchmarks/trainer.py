@@ -1,4 +1,4 @@
-"""An arm's engine and data on one rank, and the steps that are timed."""
+"""A case's engine and data on one rank, and the steps that are timed."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.batches import build_batches, on_device
-from benchmarks.record import Arm
+from benchmarks.fitting import settings_of
+from benchmarks.record import Case
 from benchmarks.reference import SEED
 from toolkit.batching import plan_batch
 from toolkit.config import OptimizerConfig
@@ -18,37 +19,39 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.errors import NonFiniteError
 from toolkit.model.gpt2 import GPT2
+from toolkit.program.settings import StepSettings
 from toolkit.training.build import TIED, check_compiler
-from toolkit.training.optimizer import build_optimizer
+from toolkit.training.callback import Callback
+from toolkit.training.optimizer import build_optimizer, use_foreach
 from toolkit.training.step import MicroBatch, StepResult, train_step
 
 LR = 1e-4
 GRAD_CLIP = 1.0
 
 
-class ArmTrainer:
+class CaseTrainer:
     """Trains with the toolkit's own step, from random tokens drawn once or from real data.
 
     `start_process_group` must have run.
 
     Raises:
-        UsageError: shards are missing or too few, or what was asked is not in force.
+        UsageError: shards are missing or too few, or what was asked is not in effect.
         UntrustedError: shards are damaged.
     """
 
-    def __init__(self, arm: Arm, launched: Launched, *, shards: Sequence[str]) -> None:
-        self.arm = arm
+    def __init__(self, case: Case, launched: Launched, *, shards: Sequence[str]) -> None:
+        self.case = case
         self.launched = launched
-        self.engine = build_arm_engine(arm, launched)
+        self.engine = build_case_engine(case, launched)
         self.batches = build_batches(
-            arm, micro_batch_size=arm.micro_batch_size, rank=launched.rank, shards=shards
+            case, micro_batch_size=case.micro_batch_size, rank=launched.rank, shards=shards
         )
         self.steps_done = 0
-        self.drawn = self._read() if arm.data == "synthetic" else None
+        self.drawn = self._read() if case.data == "synthetic" else None
 
-    def step(self) -> StepResult:
+    def step(self, callbacks: Sequence[Callback] = ()) -> StepResult:
         """Update once; on real data reading it is part of a step, as in a run."""
-        return train_step(self.engine, self.drawn or self._read(), lr=LR)
+        return train_step(self.engine, self.drawn or self._read(), lr=LR, callbacks=callbacks)
 
     def _read(self) -> list[MicroBatch]:
         batches = self.batches.micro_batches(self.steps_done)
@@ -59,7 +62,7 @@ class ArmTrainer:
         """Return the seconds of each of some steps; all ranks begin and end as one.
 
         Raises:
-            NonFiniteError: the last update was left out, so it was not a whole step.
+            NonFiniteError: the last update was skipped, so it was not a whole step.
         """
         for _ in range(warm_up):
             self.step()
@@ -72,7 +75,7 @@ class ArmTrainer:
             self._synchronise()
             marks.append(time.perf_counter())
         if self.engine.step_was_skipped:
-            raise NonFiniteError("the last timed update was left out: its gradient is not finite")
+            raise NonFiniteError("the last timed update was skipped: its gradient is not finite")
         return [after - before for before, after in pairwise(marks)]
 
     def _meet(self) -> None:
@@ -85,37 +88,53 @@ class ArmTrainer:
             torch.cuda.synchronize(self.engine.device)
 
 
-def build_arm_engine(arm: Arm, launched: Launched) -> Engine:
-    """Build the model from the reference's seed, and the launched engine around it.
+def build_case_engine(case: Case, launched: Launched) -> Engine:
+    """Build a case's model from the reference's seed, and the launched engine around it.
 
     Raises:
-        UsageError: what was asked is not in force, or there is no compiler to compile with.
+        UsageError: what was asked is not in effect, or there is no compiler to compile with.
+    """
+    engine = build_from(settings_of(case, "cpu"), launched, seed=SEED, lr=LR)
+    check_effective(engine, precision=case.precision, tied=TIED)
+    return engine
+
+
+def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: float) -> Engine:
+    """Build the model, its optimizer and the launched engine around them from a step's settings.
+
+    Raises:
+        UsageError: there is no compiler to compile with.
     """
     from accelerate import PartialState
 
-    if arm.compile:
+    torch.manual_seed(seed)
+    model = GPT2(
+        settings.sizes,
+        dropout=settings.dropout,
+        activation_checkpointing=settings.activation_checkpointing,
+        loss=settings.loss,
+    )
+    if settings.compile:
         check_compiler()
-    torch.manual_seed(SEED)
-    sizes = arm.model.model_sizes()
-    model = GPT2(sizes, activation_checkpointing=arm.activation_checkpointing, loss=arm.loss)
-    if arm.compile:
-        model.compile_blocks()
     model.to(PartialState().device)
-    optimizer = OptimizerConfig.model_validate({"name": arm.optimizer, "lr": LR})
+    config = OptimizerConfig.model_validate({"name": settings.optimizer, "lr": lr})
+    optimizer = build_optimizer(model, config)
+    if settings.foreach:
+        use_foreach(optimizer)
+    wave = settings.micro_batch_size * settings.seq_len * settings.world_size
     plan = plan_batch(
-        tokens_per_step=arm.tokens_per_step,
-        seq_len=arm.seq_len,
-        micro_batch_size=arm.micro_batch_size,
+        tokens_per_step=wave * settings.grad_accum_steps,
+        seq_len=settings.seq_len,
+        micro_batch_size=settings.micro_batch_size,
         world_size=launched.world_size,
     )
-    engine = build_engine(
+    return build_engine(
         model,
-        build_optimizer(model, optimizer),
+        optimizer,
         launched=launched,
         plan=plan,
-        accumulation=arm.accumulation,
-        precision=arm.precision,
+        accumulation=settings.accumulation,
+        precision=settings.precision,
         grad_clip=GRAD_CLIP,
+        compile_blocks=settings.compile,
     )
-    check_effective(engine, precision=arm.precision, tied=TIED)
-    return engine

@@ -3,12 +3,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anything imports distutils: torch's compiler needs the one that setuptools brings.
+import setuptools  # noqa: F401
 import yaml
 
+from tests import samples
 from tests.data.shard_files import write_llmc
 
 # Read when torch is first imported: on models this small more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-samples",
+        action="store_true",
+        help="Replace samples of the documents that are no longer what is printed.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    samples.rewrites_samples = config.getoption("--rewrite-samples")
 
 
 @pytest.fixture

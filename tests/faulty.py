@@ -78,7 +78,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
 
 
 class Faults:
-    """The faults of this process, in force while entered."""
+    """The faults of this process, effective while entered."""
 
     def __init__(self, description: str) -> None:
         faults = [fault.split(":") for fault in description.split(",") if fault]

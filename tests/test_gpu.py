@@ -12,8 +12,8 @@ from toolkit.engines.norm import global_norm
 from toolkit.engines.strategies import Precision, Strategy
 from toolkit.shipped import ROOT
 from toolkit.verify.cases import TINY, Case
-from toolkit.verify.run import verify_arm
-from toolkit.verify.verdict import Arm
+from toolkit.verify.run import verify_launch
+from toolkit.verify.verdict import Launch
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -22,9 +22,9 @@ pytestmark = [
 ]
 
 
-def arms() -> list[Arm]:
+def launches() -> list[Launch]:
     several: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
-    return [Arm("single", 1), *(Arm(strategy, 2) for strategy in several)]
+    return [Launch("single", 1), *(Launch(strategy, 2) for strategy in several)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,13 +33,13 @@ def test_the_norm_is_that_of_fp64(dtype: torch.dtype) -> None:
     assert global_norm([gradient]) == pytest.approx(gradient.double().norm().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("arm", arms(), ids=lambda arm: arm.strategy)
+@pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.strategy)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_updates_are_the_exact_ones_over_nccl(arm: Arm, precision: Precision) -> None:
-    if arm.world_size > GPUS:
-        pytest.skip(f"{arm.world_size} ranks need as many GPUs, and there are {GPUS}")
+def test_updates_are_the_exact_ones_over_nccl(launch: Launch, precision: Precision) -> None:
+    if launch.world_size > GPUS:
+        pytest.skip(f"{launch.world_size} ranks need as many GPUs, and there are {GPUS}")
     case = Case(accumulation="replicated", grad_accum_steps=4, precision=precision)
-    report = verify_arm(arm, [case], TINY, timeout_s=280.0)
+    report = verify_launch(launch, [case], TINY, timeout_s=280.0)
     assert [verdict.problems for verdict in report.verdicts] == [[]]
 
 

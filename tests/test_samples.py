@@ -6,12 +6,13 @@ Samples of launches are compared where those launches are made; `tests/samples.p
 import re
 import shlex
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 import typer
 
-from tests.samples import ROOT, Sample, all_samples, fences, sample
+from tests.samples import DOCUMENTS, ROOT, Sample, all_samples, fences, masked, nearest, sample
 from toolkit import cli
 from toolkit.batching import plan_batch
 from toolkit.checkpoint.training_state import TrainingState, compare_runs
@@ -21,20 +22,12 @@ from toolkit.memory.advice import comparison_after, estimate_run
 from toolkit.shipped import find_launch_file
 from toolkit.training.batches import plan_run
 
-DOCUMENTS = [
-    str(path.relative_to(ROOT))
-    for pattern in ("*.md", "benchmarks/**/*.md", "tests/*.md")
-    for path in ROOT.glob(pattern)
-]
-README = (ROOT / "README.md").read_text()
 DEMO = load_run_config(ROOT / "configs" / "train" / "demo.yaml")
 TRAIN_DEMO = "toolkit train --strategy fsdp2 --num-processes 2 --config configs/train/demo.yaml"
 ESTIMATE = (
     "toolkit estimate --preset gpt2-xl --world-size 8 --micro-batch-size 16 precision=bf16"
     " --gpu A100-80 --max-micro-batch"
 )
-# The floor plan, and the way of the data.
-DRAWING = re.compile(r"toolkit/\n|text ->")
 
 
 def printed_by(
@@ -44,8 +37,8 @@ def printed_by(
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     with pytest.raises(SystemExit):
         cli.main()
-    said = capsys.readouterr()
-    return said.out + said.err
+    printed = capsys.readouterr()
+    return printed.out + printed.err
 
 
 def test_every_sample_is_compared_by_a_test() -> None:
@@ -56,35 +49,41 @@ def test_every_sample_is_compared_by_a_test() -> None:
     assert [command for command in shown if f'"{command}"' not in code] == []
 
 
-def test_what_is_no_sample_is_a_command_that_exists() -> None:
+def test_every_command_shown_is_one_that_exists() -> None:
     lines = [
         line
         for document in DOCUMENTS
         for fence in fences(document)
-        if not re.search(r"^\$ ", fence, re.MULTILINE) and not DRAWING.match(fence)
-        for line in fence.replace("\\\n", "").splitlines()
+        if fence.language == "sh"
+        for line in fence.commands
     ]
     assert len(lines) > 10
     for line in lines:
-        check_words(*shlex.split(line.removeprefix("sudo "), comments=True))
+        check_words(*shlex.split(line))
 
 
-def check_words(program: str, *words: str) -> None:
+def check_words(*words: str) -> None:
     """Fail unless the program takes these words; nothing is run."""
+    program, *rest = dropwhile(lambda word: word == "sudo" or re.match(r"[A-Z_]+=", word), words)
     if program == "toolkit":
-        command, rest = typer.main.get_command(cli.app), list(words)
+        command = typer.main.get_command(cli.app)
         while hasattr(command, "commands"):
             command = command.commands[rest.pop(0)]
         command.make_context(program, rest)
     elif program == "make":
-        targets = (ROOT / "Makefile").read_text()
-        assert all(f"\n{word}: " in targets for word in words if "=" not in word), words
+        targets = (ROOT / "Makefile").read_text().replace("$(READY):", ".venv/.ready:")
+        assert all(f"\n{word}: " in targets for word in rest if "=" not in word), rest
     elif program == "accelerate":
-        assert words[:2] == ("launch", "--config_file")
-        assert all((ROOT / word).is_file() for word in words if "/" in word), words
+        assert rest[:2] == ["launch", "--config_file"]
+        named = [word for word in rest if "/" in word]
+        assert all((ROOT / word).is_file() for word in named), named
+    elif program in ("pip", "sbatch") or program.startswith("launch/"):
+        named = [word for word in (program, *rest) if word.startswith("launch/")]
+        assert all((ROOT / word).is_file() for word in named), named
     else:
-        assert (program, words[0]) == (".venv/bin/python", "-m")
-        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file(), words
+        assert (program, rest[0]) == (".venv/bin/python", "-m")
+        module = (ROOT / rest[1].replace(".", "/")).with_suffix(".py")
+        assert module.is_file() or rest[1] == "pytest", rest
 
 
 @pytest.mark.parametrize(
@@ -95,6 +94,7 @@ def check_words(program: str, *words: str) -> None:
         ("make trian", "trian"),
         ("accelerate launch --config_file configs/accelerate/zero4.yaml", "zero4"),
         (".venv/bin/python -m benchmarks.runs", "runs"),
+        ("RANK=1 launch/two_nodes.sh", "two_nodes"),
     ],
 )
 def test_a_command_that_does_not_exist_is_found(line: str, words: str) -> None:
@@ -102,7 +102,8 @@ def test_a_command_that_does_not_exist_is_found(line: str, words: str) -> None:
         check_words(*line.split())
 
 
-def test_a_slip_is_told_as_shown(
+@pytest.mark.sample
+def test_a_typing_error_is_reported_as_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = find_launch_file("zero3").read_text()
@@ -112,6 +113,7 @@ def test_a_slip_is_told_as_shown(
     sample(command).assert_is(printed_by(command, capsys, monkeypatch))
 
 
+@pytest.mark.sample
 def test_the_estimate_is_the_one_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +134,8 @@ def test_the_demos_figures_are_those_of_its_file() -> None:
     assert summary.startswith(f"done: {steps} steps, {tokens}, {parameters}, fsdp2 on 2\n")
 
 
-def test_the_demos_memory_is_what_its_file_says() -> None:
+@pytest.mark.sample
+def test_the_demos_memory_is_what_its_file_names() -> None:
     launched = Launched(
         "fsdp2", rank=0, local_rank=0, world_size=2, replicas=1, precision=DEMO.precision
     )
@@ -141,13 +144,13 @@ def test_the_demos_memory_is_what_its_file_says() -> None:
     sample(TRAIN_DEMO, nth=1).assert_is(f"{line}\n")
 
 
-def test_the_batch_and_the_change_are_told_as_shown(tmp_path: Path) -> None:
+def test_the_batch_and_the_change_are_reported_as_shown(tmp_path: Path) -> None:
     plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
-    assert f"`{plan.describe()}`" in README
+    assert f"`{plan.describe()}`" in (ROOT / "docs" / "concepts.md").read_text()
     before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))
     position = TrainingState.after(1, shapes={}, config=before)
     (line,) = compare_runs(tmp_path, position, now, {})
-    assert f"`changed: {line}`" in README
+    assert f"`changed: {line}`" in (ROOT / "docs" / "checkpoints.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -170,3 +173,20 @@ def test_a_sample_is_like_what_differs_in_numbers_alone(
         return
     with pytest.raises(AssertionError):
         Sample("", shown).assert_is_like(printed)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "rewritten"),
+    [
+        ("old words\n", "new\nwords\n", "new\nwords\n"),
+        ("step 1\n...\nit carries on\n", "step 2\nmore\nit goes on\n", "step 1\n...\nit goes on\n"),
+        ("...\nhead\na row\nof 2\n", "x\nhead\nrow\nwith\n3\n", "...\nhead\nrow\nwith\n3\n"),
+        ("head\nold\n...\nz\n", "head\nnew words\nold too\nz\n", "head\nnew words\n...\nz\n"),
+        ("a ... z\nmemory 1\n", "a b z\nmemory of 2\n", "a ... z\nmemory of 2\n"),
+    ],
+)
+def test_a_sample_is_rewritten_where_it_no_longer_holds(
+    shown: str, printed: str, rewritten: str
+) -> None:
+    assert nearest(shown, printed, masked) == rewritten
+    Sample("", rewritten).assert_is_like(printed)

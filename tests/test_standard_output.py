@@ -36,7 +36,7 @@ def test_a_full_disk_is_a_sentence(written_to, capsys, words) -> None:
 
 
 @pytest.mark.parametrize("words", [CHECK, ESTIMATE, (*ESTIMATE, "--json"), ("--help",)])
-def test_a_reader_who_has_gone_is_told_nothing(written_to, capsys, words) -> None:
+def test_a_reader_who_has_gone_gets_no_message(written_to, capsys, words) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     assert written_to(os.fdopen(writer, "w"), words) == 141

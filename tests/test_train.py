@@ -124,7 +124,7 @@ def test_a_run_that_ends_twice_in_the_same_way_has_the_same_code(
     assert codes == [6, 6]
 
 
-def test_an_earlier_starts_summary_says_nothing_of_this_one(
+def test_an_earlier_starts_summary_shows_nothing_of_this_one(
     run_file: Path, launcher: Launcher
 ) -> None:
     launcher.folder.mkdir(parents=True)
@@ -159,7 +159,7 @@ def _padding_id(run_file: Path) -> None:
     write_llmc(run_file.parent / "train" / "shard_000000.bin", [*range(1000), 50_290])
 
 
-def _slip(run_file: Path) -> None:
+def _typing_error(run_file: Path) -> None:
     run_file.write_text(run_file.read_text().replace("vocab_size", "vocab_sise"))
 
 
@@ -168,9 +168,9 @@ def _slip(run_file: Path) -> None:
     [
         (_no_shards, UsageError, "train: holds no shard"),
         (_too_few_tokens, UsageError, "one step needs 513 tokens"),
-        (_damaged_val, UntrustedError, "val/shard_000000.bin: the header says"),
+        (_damaged_val, UntrustedError, "val/shard_000000.bin: the header has"),
         (_padding_id, UsageError, "is id 50290, but a vocabulary of 50257 ends at id 50256"),
-        (_slip, UsageError, "did you mean 'model.vocab_size'?"),
+        (_typing_error, UsageError, "did you mean 'model.vocab_size'?"),
     ],
 )
 def test_nothing_is_launched_that_would_fail(

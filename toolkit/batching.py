@@ -8,6 +8,7 @@ A run states the left side, so its meaning is the same on every number of ranks 
 
 from dataclasses import dataclass, replace
 
+from toolkit.counted import counted
 from toolkit.errors import UsageError
 
 _SHOWN = 6
@@ -32,11 +33,6 @@ class BatchPlan:
         return self.tokens_per_step // self.seq_len
 
     @property
-    def sequences_per_wave(self) -> int:
-        """Sequences that all ranks work on at the same time."""
-        return self.micro_batch_size * self.world_size
-
-    @property
     def tokens_per_micro_step(self) -> int:
         """Tokens in one forward and backward on one rank."""
         return self.micro_batch_size * self.seq_len
@@ -54,17 +50,17 @@ class BatchPlan:
     def factors(self) -> str:
         """Return what the tokens of a step are the product of."""
         return (
-            f"{self.micro_batch_size:,} {_plural('sequence', self.micro_batch_size)}"
+            f"{counted(self.micro_batch_size, 'sequence')}"
             f" x {self.seq_len:,} tokens"
-            f" x {self.grad_accum_steps:,} micro-{_plural('step', self.grad_accum_steps)}"
-            f" x {self.world_size:,} {_plural('rank', self.world_size)}"
+            f" x {counted(self.grad_accum_steps, 'micro-step')}"
+            f" x {counted(self.world_size, 'rank')}"
         )
 
     def describe(self) -> str:
         """Return the line printed at the start of a run."""
         return (
             f"{self.tokens_per_step:,} tokens per step = {self.factors()}"
-            f" ({self.grad_accum_steps:,} {_plural('wave', self.grad_accum_steps)}"
+            f" ({counted(self.grad_accum_steps, 'wave')}"
             f" of {self.tokens_per_wave:,} tokens)"
         )
 
@@ -93,7 +89,7 @@ def plan_batch(
 
 
 def _misfit(plan: BatchPlan) -> str:
-    """Say why the step is not a whole number of waves, and which numbers nearby would be."""
+    """Explain why the step is not a whole number of waves, and which numbers nearby would be."""
     nearest = _nearest_multiples(plan.tokens_per_step, plan.tokens_per_wave)
     products = [
         replace(plan, tokens_per_step=tokens).factors() + f" = {tokens:,}" for tokens in nearest
@@ -127,13 +123,9 @@ def _fitting_micro_batches(plan: BatchPlan) -> str:
             (f"with batch.micro_batch_size 1 to {smaller}, or " if asked > 1 else "")
             + f"choose another world_size or seq_len (no batch.micro_batch_size fits: "
             f"{plan.tokens_per_step:,} is no multiple of {plan.seq_len:,} tokens x "
-            f"{plan.world_size:,} {_plural('rank', plan.world_size)})"
+            f"{counted(plan.world_size, 'rank')})"
         )
     # Sizes far above the one asked for would hardly fit in memory, so they need not be tried.
     fitting = [size for size in range(1, min(per_rank, 4 * asked) + 1) if per_rank % size == 0]
     nearest = sorted(sorted(fitting, key=lambda size: abs(size - asked))[:_SHOWN])
     return f"batch.micro_batch_size to one of {', '.join(map(str, nearest))}"
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else noun + "s"

@@ -8,8 +8,15 @@ import typer
 from toolkit import __version__
 from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
+from toolkit.commands.compare import compare
+from toolkit.commands.config import config
 from toolkit.commands.data import data
 from toolkit.commands.estimate import estimate
+from toolkit.commands.evaluate import evaluate
+from toolkit.commands.generate import generate
+from toolkit.commands.init import init
+from toolkit.commands.plot import plot
+from toolkit.commands.runs import runs
 from toolkit.commands.summary import summary
 from toolkit.commands.train import train
 from toolkit.commands.verify import verify
@@ -17,12 +24,23 @@ from toolkit.errors import ReaderGone, ToolkitError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(init)
+app.command()(config)
 app.command()(train)
 app.command()(summary)
 app.command()(check)
 app.command()(verify)
 app.command()(estimate)
+app.command()(generate)
+app.command("eval")(evaluate)
+app.command()(plot)
+app.command()(compare)
+app.command()(runs)
 app.add_typer(data, name="data")
 app.add_typer(checkpoint, name="checkpoint")
 

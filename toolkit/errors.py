@@ -1,7 +1,7 @@
 """Errors that end a command, each with the exit code that scripts outside rely on.
 
 A person can cause every one of them, so the message is one sentence that names the file, key or
-value and says what was meant; `toolkit.cli` and `launch/train.py` print it without a traceback.
+value and states what was meant; `toolkit.cli` and `launch/train.py` print it without a traceback.
 """
 
 
@@ -48,12 +48,12 @@ class SaveError(ToolkitError):
 
 
 class Preempted(ToolkitError):
-    """A signal asked for the end; the state was saved, and the next start carries on."""
+    """A signal asked for the end; the state was saved, and the next start resumes."""
 
     exit_code = 75
 
 
 class ReaderGone(ToolkitError):
-    """Nobody reads standard output any more, which is said to nobody; as a shell reports it."""
+    """Nobody reads standard output any more, which is reported to nobody; the code is a shell's."""
 
     exit_code = 141

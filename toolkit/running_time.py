@@ -8,7 +8,7 @@ _LONGEST_TICK_S = 1.0
 class RunningTime:
     """A clock for limits: seconds since it was made, without those that the process was stopped.
 
-    No clock of the system tells them apart, so it has to be read at least once a second: a longer
+    No clock of the system separates them, so it has to be read at least once a second: a longer
     gap counts as one second.
     """
 

@@ -14,7 +14,7 @@ def checked_stdout() -> Iterator[None]:
     """Write all that is printed inside, to the last byte.
 
     Raises:
-        UsageError: it cannot be written, say for a full disk.
+        UsageError: it cannot be written, for example on a full disk.
         ReaderGone: the program at the other end of the pipe has ended.
     """
     output = _Output(sys.stdout)
@@ -28,7 +28,7 @@ def checked_stdout() -> Iterator[None]:
 class _Output:
     """A stream that cannot be written raises errors of ours, again at each further attempt.
 
-    An OSError does not say that it came from here; Click swallows one when it tries a stream out,
+    An OSError does not show that it came from here; Click swallows one when it tries a stream out,
     and ends the process itself, as Rich does, when a pipe breaks.
     """
 

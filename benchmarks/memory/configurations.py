@@ -1,52 +1,53 @@
 """Configurations of the error table, as rows of the CSV files beside this one."""
 
 import csv
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pydantic import BaseModel, ConfigDict
+
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.sizes import PRESETS, ModelSizes, preset_sizes
 from toolkit.program.settings import Device, StepSettings
 
 FOLDER = Path(__file__).parent
-_TRUTH: dict[str, bool | None] = {"yes": True, "True": True, "no": False, "False": False, "": None}
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(BaseModel):
     """One row: what is trained, how, and against which oracle the formula is held.
 
     Fields with a default are those of `StepSettings` that the loop leaves alone.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     method: Literal["trace", "allocator"]
-    strategy: str
-    accumulation: str
+    strategy: Strategy
+    accumulation: Accumulation
     world_size: int
     model: str
     micro_batch_size: int
     seq_len: int
     grad_accum_steps: int
-    precision: str
-    optimizer: str
+    precision: Precision
+    optimizer: Literal["adamw", "sgd"]
     activation_checkpointing: bool
-    loss: str
+    loss: Literal["plain", "chunked"]
     dropout: float
     foreach: bool = False
     gradient_as_bucket_view: bool = True
     set_to_none: bool | None = None
-    attention: str = "flash"
+    attention: Literal["flash", "math"] = "flash"
     compile: bool = False
 
     @classmethod
     def from_row(cls, row: dict[str, str]) -> "Configuration":
-        """Read a row of text."""
-        parsed = {f.name: _parse(f.type, row[f.name]) for f in fields(cls) if f.name in row}
-        return cls(**parsed)
+        """Read a row of text; an empty cell is the default."""
+        return cls.model_validate({name: text for name, text in row.items() if text})
 
     def row(self) -> dict[str, str]:
         """Return the fields as text."""
-        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
+        return {n: "" if value is None else str(value) for n, value in self.model_dump().items()}
 
     @property
     def tokens(self) -> int:
@@ -61,34 +62,15 @@ class Configuration:
 
     def settings(self, *, device: Device) -> StepSettings:
         """Return what the formula works with."""
+        fields = self.model_dump(exclude={"method", "model", "attention"})
         return StepSettings(
+            **fields,
             sizes=self.sizes(),
-            strategy=cast(Any, self.strategy),
-            accumulation=cast(Any, self.accumulation),
-            world_size=self.world_size,
             # The shipped launch file of hybrid sharding has two replica groups.
             replicas=2 if self.strategy == "hsdp" else 1,
-            micro_batch_size=self.micro_batch_size,
-            seq_len=self.seq_len,
-            grad_accum_steps=self.grad_accum_steps,
-            precision=cast(Any, self.precision),
-            optimizer=cast(Any, self.optimizer),
-            activation_checkpointing=self.activation_checkpointing,
-            loss=cast(Any, self.loss),
-            dropout=self.dropout,
-            foreach=self.foreach,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-            set_to_none=self.set_to_none,
-            compile=self.compile,
             device=device,
-            attention="math" if device == "cpu" and self.dropout else cast(Any, self.attention),
+            attention="math" if device == "cpu" and self.dropout else self.attention,
         )
-
-
-def _parse(kind: Any, text: str) -> Any:
-    if kind in (bool, bool | None):
-        return _TRUTH[text]
-    return kind(text) if kind in (int, float) else text
 
 
 def load(name: str) -> list[Configuration]:

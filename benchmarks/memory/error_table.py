@@ -9,30 +9,32 @@ import csv
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.memory import rank
 from benchmarks.memory.configurations import Configuration, load
 from benchmarks.memory.markdown import describe
-from benchmarks.memory.measure import measure_group
 from benchmarks.memory.rivals import RIVALS
+from toolkit.launch.processes import launch
 from toolkit.program.events import Part
 from toolkit.program.step import estimate_peak
 
+ROOT = Path(__file__).parents[2]
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 ORACLE = RESULTS / "memory_oracle.csv"
 SETS = ("tuned", "held_out")
 EXTRAS = ("knobs", "compiled")
-TOLD_APART: dict[str, tuple[Part, ...]] = {
+SEPARABLE: dict[str, tuple[Part, ...]] = {
     # The trackers file the loss, and gradients that FSDP2 adds up, under temporaries.
     "trace": ("parameters", "optimizer", "communication"),
     "allocator": ("optimizer", "loss"),
 }
-"""Parts that an oracle tells apart as the formula does."""
+"""Parts that an oracle separates as the formula does."""
 
 
 def main() -> None:
@@ -63,13 +65,20 @@ def missing_groups(oracle: dict[Configuration, dict[str, int]]) -> Iterable[list
 
 
 def run_group(group: list[Configuration]) -> list[dict[str, int]]:
-    """Trace in a process of its own, or launch."""
+    """Trace in a process of its own, or measure all in one launch."""
     first = group[0]
     if first.method == "trace":
         script = [sys.executable, "-m", "benchmarks.memory.traced", json.dumps(first.row())]
         printed = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True)
         return [json.loads(printed.stdout)]
-    return measure_group(first.strategy, first.world_size, group)
+    with tempfile.TemporaryDirectory() as folder:
+        order, results = Path(folder) / "order.json", Path(folder) / "results.json"
+        rows = [configuration.row() for configuration in group]
+        order.write_text(json.dumps({"configurations": rows, "results": str(results)}))
+        script = [rank.__file__, str(order)]
+        launch(first.strategy, first.world_size, script, timeout_s=600.0)
+        measured: list[dict[str, int]] = json.loads(results.read_text())
+        return measured
 
 
 def read_oracle() -> dict[Configuration, dict[str, int]]:
@@ -106,11 +115,11 @@ def error_row(name: str, configuration: Configuration, found: dict[str, int]) ->
     settings = configuration.settings(device="cuda" if traced else "cpu")
     estimate = estimate_peak(settings)
     peak = found["peak"]
-    told = TOLD_APART[configuration.method]
-    errors = [abs(estimate.parts[part] - found[part]) / peak for part in told if part in found]
+    parts = SEPARABLE[configuration.method]
+    errors = [abs(estimate.parts[part] - found[part]) / peak for part in parts if part in found]
     return {
         "set": name,
-        **asdict(configuration),
+        **configuration.model_dump(),
         "peak_bytes": peak,
         "formula_bytes": estimate.total,
         "formula_least_bytes": estimate.least,

@@ -38,15 +38,11 @@ def unseen_buckets(engine: Engine) -> int:
     """Return the bytes of DDP's buckets where nothing but its reducer, in C++, holds them."""
     if getattr(engine.model, "gradient_as_bucket_view", True):
         return 0
-    told = engine.model._get_ddp_logging_data()
-    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+    logged = engine.model._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
     return sum(map(int, str(sizes).split(",")))
 
 
 def clear_gradients(engine: Engine, *, set_to_none: bool) -> None:
     """Free the gradients between steps, or zero them."""
-
-    def clear() -> None:
-        engine.optimizer.zero_grad(set_to_none=set_to_none)
-
-    engine._clear_gradients = clear  # type: ignore[method-assign]
+    engine.set_to_none = set_to_none

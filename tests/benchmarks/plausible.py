@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.machine_profile import MachineProfile
-from benchmarks.record import Arm, Record
+from benchmarks.record import Case, Record
 from tests.program.communication import Range, expected_collectives
 from tests.program.held_gradients import held_gradient_bytes
 from toolkit.engines.strategies import Accumulation, Strategy, replicas_of
@@ -28,26 +28,26 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "zero2", "zero3")
 MODES: tuple[Accumulation, ...] = ("replicated", "sharded")
 
 
-def arm(strategy: Strategy, accumulation: Accumulation, **fields: Any) -> Arm:
-    """An arm of 2 ranks."""
+def case(strategy: Strategy, accumulation: Accumulation, **fields: Any) -> Case:
+    """A case of 2 ranks."""
     usual = {"grad_accum_steps": 4, "micro_batch_size": 1, "seq_len": 64, "world_size": 2}
-    return Arm(
+    return Case(
         strategy=strategy,
         accumulation=accumulation,
         **{"precision": "fp32", "model": vars(SIZES), **usual, **fields},
     )
 
 
-def arms(links: tuple[float | None, ...] = (100, 300, 1000, None), **fields: Any) -> list[Arm]:
+def cases(links: tuple[float | None, ...] = (100, 300, 1000, None), **fields: Any) -> list[Case]:
     """Four strategies in both modes, A of 1, 4 and 16, over some links."""
     every = product(STRATEGIES, MODES, (1, 4, 16), links)
     return [
-        arm(s, mode, grad_accum_steps=a, link_mbit_per_s=link, **fields)
+        case(s, mode, grad_accum_steps=a, link_mbit_per_s=link, **fields)
         for s, mode, a, link in every
     ]
 
 
-def step_seconds(of: Arm) -> float:
+def step_seconds(of: Case) -> float:
     """Arithmetic, half of the reductions hidden behind it, and every gather."""
     link = (of.link_mbit_per_s or 8000) * 1e6 / 8
     found = _expected(of)
@@ -57,7 +57,7 @@ def step_seconds(of: Arm) -> float:
     return compute + max(reduced / link - compute / 2, 0) + gathered / link
 
 
-def record(of: Arm, repeat: int = 0, **changes: Any) -> Record:
+def record(of: Case, repeat: int = 0, **changes: Any) -> Record:
     """A good repeat whose counts are what the formulas say and whose times scatter by 3 %."""
     noise = random.Random(f"{of.model_dump_json()} {repeat}")
     step_s = [step_seconds(of) * noise.gauss(1, 0.03) for _ in range(5)]
@@ -72,7 +72,7 @@ def record(of: Arm, repeat: int = 0, **changes: Any) -> Record:
     )
     median = sorted(step_s)[2]
     good = {
-        "arm": of,
+        "case": of,
         "repeat": repeat,
         "environment": ENVIRONMENT,
         "agreement": {
@@ -131,12 +131,12 @@ def profile(link_mbit_per_s: float) -> MachineProfile:
     )
 
 
-def unmeasured(of: Arm, **reason: str) -> Record:
-    """A record of an arm that failed or was skipped: `error="..."` or `skipped="..."`."""
-    return Record.model_validate({"arm": of, "environment": ENVIRONMENT, **reason})
+def unmeasured(of: Case, **reason: str) -> Record:
+    """A record of a case that failed or was skipped: `error="..."` or `skipped="..."`."""
+    return Record.model_validate({"case": of, "environment": ENVIRONMENT, **reason})
 
 
-def _expected(of: Arm) -> dict[str, Any]:
+def _expected(of: Case) -> dict[str, Any]:
     kinds = expected_collectives(
         of.strategy,
         of.accumulation,

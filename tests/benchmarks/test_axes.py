@@ -8,7 +8,7 @@ from benchmarks.axes import SWEEPS, Sweep, load_sweep
 from toolkit.errors import UsageError
 
 SMALL = """
-arms:
+cases:
   - strategies: [single, ddp, zero1, hsdp]
     grad_accum_steps: [1, 4]
     micro_batch_sizes: [1]
@@ -18,17 +18,17 @@ arms:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SWEEPS.glob("*.yaml")))
-def test_ready_made_sweeps_have_arms(name: str) -> None:
+def test_ready_made_sweeps_have_cases(name: str) -> None:
     found, sweep = load_sweep(name)
     assert found == name
-    assert len(sweep.all_arms()) > 10
+    assert len(sweep.all_cases()) > 10
 
 
 def test_what_cannot_be_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(SMALL)
-    arms = load_sweep(str(file))[1].all_arms()
-    pairs = Counter((arm.strategy, arm.accumulation, arm.world_size) for arm in arms)
+    cases = load_sweep(str(file))[1].all_cases()
+    pairs = Counter((case.strategy, case.accumulation, case.world_size) for case in cases)
     assert pairs == {
         ("single", "replicated", 1): 2,
         ("ddp", "replicated", 1): 2,
@@ -43,7 +43,7 @@ def test_what_cannot_be_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("grad_accum_steps", "grad_acum_steps", "did you mean 'arms.grad_accum_steps'"),
+        ("grad_accum_steps", "grad_acum_steps", "did you mean 'cases.grad_accum_steps'"),
         ("zero1", "zero9", "must be 'single'"),
         ("2,2,32,512,32", "2,3,32,512,32", "n_embd 32 is no multiple of n_head 3"),
         ("[1, 2]", "[4]\n    data: [real]", "real data needs shards"),
@@ -57,7 +57,7 @@ def test_a_slip_is_a_sentence(tmp_path: Path, old: str, new: str, said: str) -> 
     file = tmp_path / "mine.yaml"
     file.write_text(SMALL.replace(old, new))
     with pytest.raises(UsageError, match=said):
-        load_sweep(str(file))[1].all_arms()
+        load_sweep(str(file))[1].all_cases()
 
 
 def test_an_unknown_sweep_is_told_those_there_are() -> None:
@@ -65,20 +65,20 @@ def test_an_unknown_sweep_is_told_those_there_are() -> None:
         load_sweep("quick")
 
 
-def test_arms_that_are_compared_come_one_after_another() -> None:
-    arms = load_sweep("cpu-links")[1].all_arms()
-    settings = [arm.setting for arm in arms]
+def test_cases_that_are_compared_come_one_after_another() -> None:
+    cases = load_sweep("cpu-links")[1].all_cases()
+    settings = [case.setting for case in cases]
     changes = sum(one != other for one, other in pairwise(settings))
     assert changes == len({str(setting) for setting in settings}) - 1
 
 
-def test_an_arm_is_there_once() -> None:
-    axes = load_sweep("cpu-quick")[1].arms[0]
-    assert len(Sweep(arms=(axes, axes)).all_arms()) == len(Sweep(arms=(axes,)).all_arms())
+def test_a_case_is_there_once() -> None:
+    axes = load_sweep("cpu-quick")[1].cases[0]
+    assert len(Sweep(cases=(axes, axes)).all_cases()) == len(Sweep(cases=(axes,)).all_cases())
 
 
-def test_a_sweep_without_arms_is_told_so(tmp_path: Path) -> None:
+def test_a_sweep_without_cases_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("arms: []\n")
-    with pytest.raises(UsageError, match="arms must be a list that is not empty"):
+    file.write_text("cases: []\n")
+    with pytest.raises(UsageError, match="cases must be a list that is not empty"):
         load_sweep(str(file))

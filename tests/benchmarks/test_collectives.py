@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.collectives import main, measure_profile, missing_profiles
-from toolkit.launch.links import links_unavailable
 from benchmarks.machine_profile import bus_factor, read_profile
 from benchmarks.record import append_record
-from tests.benchmarks.arms import arm, profile, record
+from tests.benchmarks.cases import case, profile, record
 from toolkit.errors import UsageError
+from toolkit.launch.links import links_unavailable
 
 
 def test_a_link_of_three_ranks_is_refused() -> None:
@@ -39,8 +39,8 @@ def test_a_sweep_needs_a_profile_of_each_link_it_has(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no records"):
         missing_profiles(tmp_path)
     for link in (100.0, 1000.0, None):
-        append_record(tmp_path, record(arm(strategy="ddp", world_size=2, link_mbit_per_s=link)))
-    append_record(tmp_path, record(arm(strategy="single")))
+        append_record(tmp_path, record(case(strategy="ddp", world_size=2, link_mbit_per_s=link)))
+    append_record(tmp_path, record(case(strategy="single")))
     assert missing_profiles(tmp_path) == {
         tmp_path / "profile_2_ranks_100_mbit.json": (2, 100.0),
         tmp_path / "profile_2_ranks_1000_mbit.json": (2, 1000.0),

@@ -12,26 +12,25 @@ from benchmarks.figures import (
     GREY,
     INK,
     PAPER,
-    apart,
 )
-from benchmarks.measured import Measured, counts_agree, gradients_agree, measured_arms
-from benchmarks.record import Arm, Record, Traffic
-from tests.benchmarks.plausible import arm, record, unmeasured
+from benchmarks.measured import Measured, counts_agree, gradients_agree, measured_cases
+from benchmarks.record import Case, Record, Traffic
+from tests.benchmarks.plausible import case, record, unmeasured
 
 
-def timed(of: Arm, *seconds: float) -> Measured:
+def timed(of: Case, *seconds: float) -> Measured:
     return Measured(of, tuple(record(of, i, step_s=[s]) for i, s in enumerate(seconds)))
 
 
 def pair(replicated_s: float, sharded_s: float, predicted: float | None = None) -> Pair:
-    modes = timed(arm("ddp", "replicated"), replicated_s), timed(arm("ddp", "sharded"), sharded_s)
+    modes = timed(case("ddp", "replicated"), replicated_s), timed(case("ddp", "sharded"), sharded_s)
     return Pair(*modes, predicted)
 
 
 def test_ratios_are_taken_repeat_by_repeat() -> None:
     # The machine slows down between repeats: medians alone would say 2.
-    replicated = timed(arm("ddp", "replicated"), 1.0, 2.0, 4.0)
-    sharded = timed(arm("ddp", "sharded"), 1.5, 3.0, 8.0)
+    replicated = timed(case("ddp", "replicated"), 1.0, 2.0, 4.0)
+    sharded = timed(case("ddp", "sharded"), 1.5, 3.0, 8.0)
     (found,) = pairs_of([replicated, sharded], {})
     assert (found.ratio.median, found.ratio.low, found.ratio.high) == (1.5, 1.5, 2.0)
     assert found.predicted is None
@@ -39,14 +38,14 @@ def test_ratios_are_taken_repeat_by_repeat() -> None:
 
 
 def test_pairs_differ_in_the_mode_alone_and_have_more_than_one_micro_step() -> None:
-    arms = [
-        arm("ddp", "replicated", grad_accum_steps=1),
-        arm("ddp", "sharded", grad_accum_steps=1),
-        arm("ddp", "replicated", grad_accum_steps=4),
-        arm("ddp", "sharded", grad_accum_steps=16),
-        arm("fsdp2", "sharded", grad_accum_steps=4),
+    cases = [
+        case("ddp", "replicated", grad_accum_steps=1),
+        case("ddp", "sharded", grad_accum_steps=1),
+        case("ddp", "replicated", grad_accum_steps=4),
+        case("ddp", "sharded", grad_accum_steps=16),
+        case("fsdp2", "sharded", grad_accum_steps=4),
     ]
-    assert pairs_of([timed(of, 1.0) for of in arms], {}) == []
+    assert pairs_of([timed(of, 1.0) for of in cases], {}) == []
 
 
 @pytest.mark.parametrize(
@@ -78,32 +77,32 @@ def test_the_crossing_lies_between_the_last_rates_that_it_divides() -> None:
 
 
 def test_links_are_compared_with_all_else_equal() -> None:
-    arms = [
-        timed(arm("ddp", mode, link_mbit_per_s=link, seq_len=seq_len), 1.0)
+    cases = [
+        timed(case("ddp", mode, link_mbit_per_s=link, seq_len=seq_len), 1.0)
         for mode in ("replicated", "sharded")
         for link, seq_len in [(1000, 64), (100, 64), (100, 32), (None, 64)]
     ]
-    (group,) = over_links(pairs_of(arms, {}))
-    assert [found.arm.link_mbit_per_s for found in group] == [100, 1000]
+    (group,) = over_links(pairs_of(cases, {}))
+    assert [found.case.link_mbit_per_s for found in group] == [100, 1000]
 
 
 def test_only_good_records_count() -> None:
-    good = record(arm("ddp", "sharded"))
+    good = record(case("ddp", "sharded"))
     assert good.agreement
     wrong = good.agreement.model_copy(update={"loss": 7.7, "ok": False})
     others = [
-        unmeasured(good.arm, error="a rank died"),
-        unmeasured(good.arm, skipped="too large"),
+        unmeasured(good.case, error="a rank died"),
+        unmeasured(good.case, skipped="too large"),
         good.model_copy(update={"agreement": wrong}),
         good.model_copy(update={"agreement": None}),
         good.model_copy(update={"step_s": []}),
     ]
-    (found,) = measured_arms([*others, good])
+    (found,) = measured_cases([*others, good])
     assert found.records == (good,)
 
 
 def test_a_count_that_is_not_the_formulas_is_seen() -> None:
-    good = record(arm("zero3", "sharded"))
+    good = record(case("zero3", "sharded"))
     assert counts_agree(good)
     assert gradients_agree(good)
     for kind, of in (good.collectives or {}).items():
@@ -120,14 +119,6 @@ def test_a_count_that_is_not_the_formulas_is_seen() -> None:
 
 def _with(of: Record, **changes: object) -> Record:
     return of.model_copy(update=changes)
-
-
-def test_labels_that_touch_are_moved_apart() -> None:
-    assert apart([0.9, 0.1, 0.5], gap=0.1) == [0.9, 0.1, 0.5]
-    assert apart([0.5, 0.5], gap=0.1) == pytest.approx([0.45, 0.55])
-    assert apart([0.98, 0.98], gap=0.1) == pytest.approx([0.9, 1.0])
-    assert apart([0.0, 0.5, 0.0], gap=0.9) == pytest.approx([0.0, 1.0, 0.5])
-    assert apart([], gap=0.1) == []
 
 
 @pytest.mark.parametrize(

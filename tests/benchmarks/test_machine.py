@@ -2,7 +2,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.machine import describe_environment, flops_per_token, peak_flops_per_s
+from benchmarks.machine import describe_environment
+from toolkit.model.flops import flops_per_token, peak_flops_per_s
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 

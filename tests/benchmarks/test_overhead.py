@@ -7,14 +7,13 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.overhead import STRATEGIES, WORKLOADS, comparisons, problems_of
-from benchmarks.overhead_arms import driver
-from benchmarks.overhead_arms.compared import LOSS_TOLERANCE, compare
-from benchmarks.overhead_arms.driver import Arm, Measured, arms_of, reason_not_to_run
-from benchmarks.overhead_arms.order import Order, read_order, write_order
-from benchmarks.overhead_arms.toolkit_loop import run_file
-from benchmarks.overhead_arms.turns import Turn
-from benchmarks.overhead_arms.workload import LR, build_adamw, build_model
+from benchmarks.overhead import driver
+from benchmarks.overhead.__main__ import STRATEGIES, WORKLOADS, comparisons, problems_of
+from benchmarks.overhead.compared import LOSS_TOLERANCE, compare
+from benchmarks.overhead.driver import LoopTurns, cases_of, reason_not_to_run
+from benchmarks.overhead.toolkit_loop import run_file
+from benchmarks.overhead.turns import LoopCase, LoopOrder, Turn
+from benchmarks.overhead.workload import LR, build_adamw, build_model
 from toolkit.config import load_run_config
 from toolkit.engines.strategies import Strategy
 from toolkit.training.batches import build_batches, plan_run
@@ -30,20 +29,24 @@ def turns(*step_s: float, loss: float = 5.0) -> list[Turn]:
 def test_rounds_are_compared_one_by_one_and_their_median_counts() -> None:
     """The machine was three times slower in the last round, for both."""
     found = compare(turns(0.1, 0.1, 0.3), turns(0.2, 0.1, 0.6))
-    assert found.speed.median == pytest.approx(2.0)
-    assert (found.speed.low, found.speed.high) == (pytest.approx(1.5), pytest.approx(2.0))
-    assert found.overhead_us.median == pytest.approx(-2e5)
-    assert found.cpu.median == pytest.approx(0.5)
+    assert found["speed"].median == pytest.approx(2.0)
+    assert (found["speed"].low, found["speed"].high) == (pytest.approx(1.5), pytest.approx(2.0))
+    assert found["overhead_us"].median == pytest.approx(-2e5)
+    assert found["cpu"].median == pytest.approx(0.5)
 
 
-def measured(loop: str, loss: float = 5.0) -> Measured:
-    return Measured(Arm(loop, "ddp"), turns(0.1, 0.1, loss=loss))
+def loop_case(loop: str, strategy: Strategy) -> LoopCase:
+    return cases_of(strategy, TINY)[0].model_copy(update={"loop": loop})
+
+
+def measured(loop: str, loss: float = 5.0) -> LoopTurns:
+    return LoopTurns(loop_case(loop, "ddp"), turns(0.1, 0.1, loss=loss))
 
 
 def test_the_toolkit_is_compared_with_all_that_ran() -> None:
-    absent = Measured(Arm("fabric", "ddp"), not_run="lightning is not installed")
+    absent = LoopTurns(loop_case("fabric", "ddp"), not_run="lightning is not installed")
     found = [measured("plain"), measured("toolkit"), measured("trainer"), absent]
-    assert [(c["arm"], c["against"]) for c in comparisons(found)] == [
+    assert [(c["case"], c["against"]) for c in comparisons(found)] == [
         ("toolkit ddp", "plain ddp"),
         ("toolkit ddp", "trainer ddp"),
     ]
@@ -56,15 +59,19 @@ def test_another_loss_is_a_problem(loss: float) -> None:
     assert problem.startswith("fabric ddp: its loss is ")
 
 
-def test_an_arm_that_failed_is_a_problem_and_one_that_cannot_run_is_none() -> None:
-    failed = Measured(Arm("toolkit", "ddp"), not_run="failed: its processes ended: out of luck")
-    absent = Measured(Arm("trainer", "fsdp2"), not_run=reason_not_to_run(Arm("trainer", "fsdp2")))
+def test_a_case_that_failed_is_a_problem_and_one_that_cannot_run_is_none() -> None:
+    failed = LoopTurns(
+        loop_case("toolkit", "ddp"), not_run="failed: its processes ended: out of luck"
+    )
+    absent = LoopTurns(
+        loop_case("trainer", "fsdp2"), not_run=reason_not_to_run(loop_case("trainer", "fsdp2"))
+    )
     assert problems_of([measured("plain"), failed, absent]) == [f"toolkit ddp: {failed.not_run}"]
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "find_spec", lambda package: None)
-    reasons = {arm.loop: reason_not_to_run(arm) for arm in arms_of("ddp")}
+    reasons = {case.loop: reason_not_to_run(case) for case in cases_of("ddp", TINY)}
     assert reasons == {
         "plain": None,
         "toolkit": None,
@@ -73,20 +80,18 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def order(folder: Path) -> Order:
-    return Order(
-        name="toolkit ddp",
-        strategy="ddp",
-        loss="plain",
+def order(folder: Path) -> LoopOrder:
+    return LoopOrder(
+        case=loop_case("toolkit", "ddp"),
+        folder=folder,
+        timeout_s=1.0,
         workload=TINY,
         data=folder / "data",
-        folder=folder,
-        port=1,
     )
 
 
 def test_an_order_comes_back_as_it_was(tmp_path: Path) -> None:
-    assert read_order(write_order(order(tmp_path))) == order(tmp_path)
+    assert LoopOrder.model_validate_json(order(tmp_path).model_dump_json()) == order(tmp_path)
 
 
 def test_the_plain_loop_reads_what_the_toolkit_reads(tmp_path: Path) -> None:
@@ -133,10 +138,11 @@ def test_a_tenth_more_learning_rate_is_beyond_the_tolerance(tmp_path: Path) -> N
 @pytest.mark.distributed
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_all_loops_learn_the_same(strategy: Strategy) -> None:
-    found = driver.measure(arms_of(strategy), replace(TINY, turns=3, steps_per_turn=6))
+    short = replace(TINY, turns=3, steps_per_turn=6)
+    found = driver.measure(cases_of(strategy, short), short)
     assert problems_of(found) == []
     assert all(len(one.turns) == 2 for one in found if not one.not_run)
-    assert {one.arm.name for one in found if one.turns} >= {
+    assert {one.case.name for one in found if one.turns} >= {
         f"plain {strategy}",
         f"toolkit {strategy}",
         f"toolkit {strategy} chunked",

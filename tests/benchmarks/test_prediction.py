@@ -10,18 +10,19 @@ from benchmarks.prediction import (
     predict_step,
     price_of_replicated,
 )
-from benchmarks.record import Arm, Sizes, Split
-from tests.benchmarks.arms import arm, profile, record
+from benchmarks.record import Case, Split
+from tests.benchmarks.cases import case, profile, record
 from toolkit.errors import UsageError
+from toolkit.model.sizes import ModelSizes
 from toolkit.program.readers.seconds import ComputeTimes
 
-SMALL = Sizes(n_layer=4, n_head=4, n_embd=128, vocab_size=4096, block_size=128)
+SMALL = ModelSizes(n_layer=4, n_head=4, n_embd=128, vocab_size=4096, block_size=128)
 COMPUTE = ComputeTimes(forward_s=0.1, backward_s=0.2, update_s=0.01)
 
 
-def small(strategy: str, accumulation: str, **changed: Any) -> Arm:
+def small(strategy: str, accumulation: str, **changed: Any) -> Case:
     fields = {"grad_accum_steps": 4, "world_size": 2, "seq_len": 128, "model": SMALL}
-    return arm(strategy=strategy, accumulation=accumulation, **(fields | changed))
+    return case(strategy=strategy, accumulation=accumulation, **(fields | changed))
 
 
 def test_ratio_falls_with_the_link_and_the_micro_batch() -> None:
@@ -64,7 +65,7 @@ def test_no_micro_batch_makes_up_for_a_link_that_hardly_moves() -> None:
 
 
 def test_the_price_is_what_whole_gradients_hold_more() -> None:
-    parameters = SMALL.model_sizes().parameter_count
+    parameters = SMALL.parameter_count
     assert price_of_replicated(small("fsdp2", "sharded"), "cpu").gradient_bytes == 2 * parameters
     assert price_of_replicated(small("ddp", "sharded"), "cpu").gradient_bytes == 0
     assert price_of_replicated(small("fsdp2", "sharded"), "cpu").peak_bytes > 0

@@ -1,4 +1,4 @@
-"""One arm in this process, and what is caught before it is timed."""
+"""One case in this process, and what is caught before it is timed."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ import torch
 from benchmarks import proof, trainer
 from benchmarks.fitting import estimate_bytes
 from benchmarks.proof import DisagreementError, agree, first_step, prove
-from benchmarks.trainer import ArmTrainer
-from tests.benchmarks.arms import arm
+from benchmarks.trainer import CaseTrainer
+from tests.benchmarks.cases import case
 from tests.data.shard_files import write_llmc
 from toolkit.engines.launched import read_launch
 from toolkit.engines.traffic import Kind, Traffic
@@ -21,21 +21,21 @@ from toolkit.program.settings import StepSettings
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
-def proved(shards: list[str] | None = None, **changed: Any) -> tuple[ArmTrainer, dict[str, Any]]:
-    of, launched = arm(**changed), read_launch({})
+def proved(shards: list[str] | None = None, **changed: Any) -> tuple[CaseTrainer, dict[str, Any]]:
+    of, launched = case(**changed), read_launch({})
     first = first_step(of, launched, torch.device("cpu"), shards=shards or [])
-    built = ArmTrainer(of, launched, shards=shards or [])
+    built = CaseTrainer(of, launched, shards=shards or [])
     return built, prove(built, first, split_steps=2)
 
 
-def test_an_arm_is_proved_and_timed() -> None:
+def test_a_case_is_proved_and_timed() -> None:
     trainer, found = proved()
     assert found["agreement"].ok
     assert found["agreement"].tolerance < 1e-4
     assert all(seen.calls == 0 for seen in found["collectives"].values())
-    assert found["gradient_bytes_held"] == 4 * trainer.arm.model.model_sizes().parameter_count
+    assert found["gradient_bytes_held"] == 4 * trainer.case.model.parameter_count
     # It counts what other tests left in this process; tests/memory compares it in one of its own.
-    assert found["peak_memory_bytes"] >= 0.98 * estimate_bytes(trainer.arm, "cpu")
+    assert found["peak_memory_bytes"] >= 0.98 * estimate_bytes(trainer.case, "cpu")
     assert min(vars(found["split"]).values()) >= 0
     step_s = trainer.time_steps(3, warm_up=1)
     assert len(step_s) == 3

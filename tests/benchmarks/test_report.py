@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.page import POLICY
 from benchmarks.record import append_record
-from benchmarks.report import main
-from tests.benchmarks.plausible import arm, profile, record, unmeasured
+from benchmarks.report import POLICY, main
+from tests.benchmarks.plausible import case, profile, record, unmeasured
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PANELS = {"speed": 2, "time": 2, "ratio": 1, "bytes": 2, "memory": 2, "prediction": 1}
@@ -25,14 +24,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of records, and that of the report on them."""
     folder, out = (tmp_path_factory.mktemp(name) for name in ("records", "report"))
     swept = [
-        arm(strategy, mode, grad_accum_steps=a, link_mbit_per_s=link)
+        case(strategy, mode, grad_accum_steps=a, link_mbit_per_s=link)
         for strategy in ("ddp", "zero3")
         for mode in ("replicated", "sharded")
         for a, link in [(1, 100), (4, 100), (4, 1000)]
     ]
     lines = [record(of, repeat) for of in swept for repeat in range(2)]
-    lines.append(unmeasured(arm("zero2", "sharded"), error="rank 1 said <nothing> & died"))
-    lines.append(unmeasured(arm("fsdp2", "sharded"), skipped="it needs 900 GiB"))
+    lines.append(unmeasured(case("zero2", "sharded"), error="rank 1 said <nothing> & died"))
+    lines.append(unmeasured(case("fsdp2", "sharded"), skipped="it needs 900 GiB"))
     (folder / "records.jsonl").write_text("".join(f"{r.model_dump_json()}\n" for r in lines))
     for link in (100, 1000):
         (folder / f"profile_{link}.json").write_text(profile(link).model_dump_json())
@@ -54,9 +53,9 @@ def test_no_records_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_damaged_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    append_record(tmp_path, record(arm("ddp", "sharded")))
+    append_record(tmp_path, record(case("ddp", "sharded")))
     with (tmp_path / "records.jsonl").open("a") as file:
-        file.write('{"arm": {"strategy": "dd\n')
+        file.write('{"case": {"strategy": "dd\n')
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert f"{tmp_path}/records.jsonl:2: " in capsys.readouterr().err
 
@@ -64,7 +63,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_place_that_is_no_folder_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    append_record(tmp_path, record(arm("ddp", "sharded")))
+    append_record(tmp_path, record(case("ddp", "sharded")))
     assert main([str(tmp_path), "--out", str(tmp_path / "records.jsonl")]) == 2
     assert capsys.readouterr().err.startswith(f"error: --out {tmp_path}/records.jsonl: ")
 
@@ -89,7 +88,7 @@ def test_the_records_are_attached(html: str, folders: tuple[Path, Path]) -> None
     with (out / "records.csv").open() as file:
         rows = list(csv.DictReader(file))
     written = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    assert [row["strategy"] for row in rows] == [line["arm"]["strategy"] for line in written]
+    assert [row["strategy"] for row in rows] == [line["case"]["strategy"] for line in written]
     measured = [line["error"] is None and line["skipped"] is None for line in written]
     assert [bool(row["step_s"]) for row in rows] == measured
     assert [bool(row["predicted_step_s"]) for row in rows] == measured
@@ -98,7 +97,7 @@ def test_the_records_are_attached(html: str, folders: tuple[Path, Path]) -> None
 def test_a_page_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    append_record(tmp_path, unmeasured(arm("zero2", "sharded"), error="it crashed"))
+    append_record(tmp_path, unmeasured(case("zero2", "sharded"), error="it crashed"))
     (tmp_path / "out" / "report.html").mkdir(parents=True)
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/out/report.html: Is a directory\n"

@@ -50,7 +50,7 @@ DAMAGES: list[Callable[[Path], None]] = [
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_by_name(
+def test_a_damaged_checkpoint_is_skipped_by_name(
     store: CheckpointStore, name: str, damage: Callable[[Path], None]
 ) -> None:
     save(store, 3, 6)

@@ -106,7 +106,7 @@ def test_tokens_that_were_added_count(weights: Path) -> None:
         check_vocabulary(weights, 50_304, 50_304)
 
 
-def test_a_damaged_tokenizer_is_not_passed_over(weights: Path) -> None:
+def test_a_damaged_tokenizer_is_not_skipped(weights: Path) -> None:
     for value in ({"model": {"vocab": [1]}, "added_tokens": []}, {"model": 3}, [1], {"a": [1]}):
         describe(weights, "tokenizer.json", value)
         with pytest.raises((UsageError, UntrustedError), match=r"tokenizer\.json: "):

@@ -146,9 +146,10 @@ def test_the_command_prints_the_weights_and_reports_the_rest(run_file: Path) -> 
     run = trained(run_file).parents[1]
     done = CliRunner().invoke(app, ["checkpoint", "export", str(run)])
     assert done.stdout == f"{run}/export/model.safetensors\n"
-    beside, remark = done.stderr.splitlines()
+    beside, remark, following = done.stderr.splitlines()
     assert beside == "beside it config.json, generation_config.json, README.md"
     assert remark.startswith("no tokenizer is written: ")
+    assert following == f"next: toolkit generate {run}/export --prompt TEXT"
 
 
 def test_no_row_of_padding_is_exported(run_file: Path) -> None:
@@ -161,7 +162,7 @@ def test_no_row_of_padding_is_exported(run_file: Path) -> None:
     assert names(folder) == ALWAYS | TOKENIZER
 
 
-def test_what_vocabulary_it_is_the_data_says(run_file: Path) -> None:
+def test_what_vocabulary_it_is_the_data_shows(run_file: Path) -> None:
     wide = "model.vocab_size=50304"
     run = trained(run_file, wide, vocabulary_sha256=[RANKS_SHA256]).parents[1]
     assert export_checkpoint(run, None, step=3).remarks == []
@@ -204,7 +205,7 @@ def test_another_vocabulary_gets_no_tokenizer_of_gpt2(
     assert (folder / "vocab.json").read_text() == "{}"
 
 
-def test_the_card_says_what_was_trained(run_file: Path) -> None:
+def test_the_card_shows_what_was_trained(run_file: Path) -> None:
     checkpoint = trained(run_file, "model.vocab_size=50304")
     run = checkpoint.parents[1]
     records = [

@@ -136,7 +136,7 @@ def test_a_model_that_computes_otherwise_is_refused(
         read_weights(folder, SIZES, trust=False)
 
 
-def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_path: Path) -> None:
+def test_a_damaged_description_is_not_skipped(theirs: tuple[Any, Path], tmp_path: Path) -> None:
     folder = beside_config(theirs, tmp_path, n_layer=2)
     for text in ("", "[]", "{", "[" * 10**5):
         (folder / "config.json").write_text(text)
@@ -146,7 +146,7 @@ def test_a_damaged_description_is_not_passed_over(theirs: tuple[Any, Path], tmp_
 
 def test_more_positions_are_cropped_when_that_is_asked_for(theirs: tuple[Any, Path]) -> None:
     folder, short = theirs[1], replace(SIZES, block_size=24)
-    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop leaves"):
+    with pytest.raises(UsageError, match=r"has 32 positions, .*block_size is 24; --crop drops"):
         read_weights(folder, short, trust=False)
     whole = read_weights(folder, SIZES, trust=False)
     cropped = read_weights(folder, short, trust=False, crop=True)
@@ -219,7 +219,7 @@ def test_a_trusted_pickle_of_tensors_is_read(theirs: tuple[Any, Path], tmp_path:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_commands_say_what_there_is(imported: Path) -> None:
+def test_the_commands_show_what_there_is(imported: Path) -> None:
     (line,) = list_checkpoints(imported)
     assert line.startswith("step_00000000  0 tokens, written by import on 1, 1 part, ")
     assert verify_checkpoints(imported)[1] == []

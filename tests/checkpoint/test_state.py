@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from toolkit.checkpoint.state import PortableState, own_pieces, read_state
 from toolkit.checkpoint.tensors import write_tensors
-from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
+from toolkit.engines.state import Kind
 from toolkit.errors import UntrustedError
 from toolkit.training.step import train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 SINGLE = read_launch({})
@@ -29,18 +30,18 @@ PART = "rank_00000.safetensors"
 
 def build(case: Case = CASE) -> Engine:
     start_process_group(SINGLE, timeout=timedelta(seconds=60))
-    return arm.build_case(case, TINY, SINGLE)
+    return worker.build_case(case, TINY, SINGLE)
 
 
 def update(engine: Engine, step: int) -> None:
-    train_step(engine, arm.own_micro_batches(CASE, TINY, engine, step), lr=1e-3)
+    train_step(engine, worker.own_micro_batches(CASE, TINY, engine, step), lr=1e-3)
 
 
 def whole_state(engine: Engine) -> dict[str, torch.Tensor]:
     found = {}
-    for name, parameter in engine.named_parameters():
+    for name, parameter in engine.module.named_parameters():
         for kind in KINDS:
-            found[f"{kind} {name}"] = engine.held_values(parameter, kind).clone()
+            found[f"{kind} {name}"] = engine.state.held_values(parameter, kind).clone()
     return found
 
 
@@ -109,7 +110,7 @@ def test_it_does_not_matter_how_the_state_was_cut(
     assert_same_bits(whole_state(other), whole_state(whole))
     with ExitStack() as files:
         state = PortableState(tmp_path, files)
-        for name, parameter in other.named_parameters():
+        for name, parameter in other.module.named_parameters():
             assert torch.equal(state.whole("parameter", name, parameter.shape), parameter)
 
 
@@ -129,10 +130,10 @@ def test_no_moments_are_written_without_adamw(tmp_path: Path) -> None:
     engine = build(replace(CASE, optimizer="sgd"))
     write_state(engine, tmp_path, with_moments=False)
     assert {key.split("/")[0] for key in load_file(tmp_path / PART)} == {"parameter"}
-    before = {name: p.detach().clone() for name, p in engine.named_parameters()}
+    before = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
     other = build(replace(CASE, optimizer="sgd", seed=2))
     read_state(other, tmp_path, with_moments=False, updates=1)
-    assert_same_bits(dict(other.named_parameters()), before)
+    assert_same_bits(dict(other.module.named_parameters()), before)
 
 
 def _shorten(tensors: dict[str, torch.Tensor], kind: str) -> None:

@@ -139,7 +139,7 @@ def test_bad_overrides(load, override, sentence):
         ),
     ],
 )
-def test_a_broken_rule_is_told_of_the_overrides_it_names(tmp_path, overrides, source) -> None:
+def test_a_broken_rule_names_the_overrides_it_names(tmp_path, overrides, source) -> None:
     path = tmp_path / "demo.yaml"
     path.write_text("optimizer: {lr: 1e-5, min_lr: 1e-4}")
     with pytest.raises(UsageError) as caught:

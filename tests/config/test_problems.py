@@ -147,7 +147,7 @@ def test_a_hint_is_what_was_meant(written, meant):
 
 
 NO_COUNTERPART = (
-    "training.log_every training.logging_steps training.profile_every optimizer.eps "
+    "training.profile_every optimizer.eps "
     "optimizer.momentum model.bias data.num_workers device backend init_from"
 )
 

@@ -24,12 +24,12 @@ def write_bare(path: Path, tokens) -> Path:
     return path
 
 
-def write_indexed_folder(folder: Path, **changes) -> Path:
+def write_indexed_folder(folder: Path, *, vocabulary=50_257, **changes) -> Path:
     """One shard of the ids 0 to 9 and its index, where `changes` replace what it says of it."""
     path = write_llmc(folder / "shard_000000.bin", range(10))
     entry = {"file": path.name, "tokens": 10, "bytes": 1044, "sha256": "0", "max_token_id": 9}
     index = Index(
-        vocabulary=Vocabulary(name="gpt2", size=50_257, sha256="0"),
+        vocabulary=Vocabulary(name="gpt2", size=vocabulary, sha256="0"),
         shard_tokens=100,
         shards=(ShardEntry(**{**entry, **changes}),),
         sources=(SourceEntry(path="a.txt", bytes=1, sha256="0", documents=1, skipped=0),),

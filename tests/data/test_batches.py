@@ -52,7 +52,7 @@ def test_targets_are_inputs_shifted_by_one_across_shard_borders(tmp_path):
     assert targets.tolist() == (np.arange(24).reshape(6, 4) + 1).tolist()
 
 
-def test_what_does_not_fill_a_sequence_is_left_out(tmp_path):
+def test_what_does_not_fill_a_sequence_is_skipped(tmp_path):
     write_llmc(tmp_path / "a.bin", range(12))
     stream = TokenStream(tmp_path, vocab_size=100)
     assert len(TokenDataset(stream, seq_len=4)) == 2

@@ -78,7 +78,7 @@ def test_linked_folders_are_searched_each_once(tmp_path):
     assert ignored == 1
 
 
-def test_a_linked_folder_that_is_gone_is_not_passed_over(tmp_path):
+def test_a_linked_folder_that_is_gone_is_not_skipped(tmp_path):
     touch(tmp_path, "corpus/a.txt")
     (tmp_path / "corpus" / "disk").symlink_to("../not_mounted")
     with pytest.raises(UsageError, match="corpus/disk: cannot be read: No such file"):
@@ -117,7 +117,7 @@ def test_a_line_of_json_is_a_document():
         ),
     ],
 )
-def test_a_bad_line_says_why_and_where(line, offset, reason):
+def test_a_bad_line_is_named_with_why_and_where(line, offset, reason):
     with pytest.raises(BadDocumentError, match=reason) as caught:
         document_of_line(line)
     assert caught.value.offset == offset

@@ -56,7 +56,7 @@ def test_documents_become_tokens_each_after_end_of_text(texts, tmp_path):
     assert sorted(content(tmp_path / "out")) == ["index.json", "shard_000000.bin"]
 
 
-def test_the_index_says_what_is_there(texts, tmp_path):
+def test_the_index_lists_what_is_there(texts, tmp_path):
     prepare([texts], tmp_path / "out", shard_tokens=10)
     fields = json.loads((tmp_path / "out" / "index.json").read_text())
     assert fields["tokens"] == sum(shard["tokens"] for shard in fields["shards"])
@@ -189,7 +189,7 @@ def test_two_writers_do_not_share_a_folder(texts, tmp_path):
 def test_an_input_that_changes_meanwhile_is_noticed(texts, tmp_path, monkeypatch):
     def survey_then_change(paths, **options):
         found = survey_module.survey_files(paths, **options)
-        for path in paths:
+        for path, _ in paths:
             path.write_bytes(path.read_bytes().replace(b"two", b"six"))
         return found
 

@@ -49,7 +49,8 @@ def refused(path, error, *parts):
 
 def test_refuses_other_headers(tmp_path):
     path = tmp_path / "a.bin"
-    refused(write_llmc(path, TOKENS, magic=20240801, version=7), UsageError, "32-bit", "20240520")
+    refused(write_llmc(path, TOKENS, magic=20240801, version=7), UntrustedError, "1424", "1224")
+    refused(write_llmc(path, TOKENS, magic=20240801), UsageError, "version 1", "version 7")
     refused(write_llmc(path, TOKENS, version=2), UsageError, "version 2", "version 1")
     refused(write_llmc(path, TOKENS, count=99), UntrustedError, "99 tokens", "1222", "1224")
     refused(write_llmc(path, TOKENS, count=-1), UntrustedError, "-1 tokens")

@@ -96,10 +96,10 @@ def test_a_folder_is_compared_with_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bytes": 1046}, r"shard_000000\.bin: 1044 bytes, but index.json says 1046"),
+        ({"bytes": 1046}, r"shard_000000\.bin: 1044 bytes, but index.json has 1046"),
         ({"file": "other.bin"}, r"other\.bin: missing"),
         ({"file": "../other.bin"}, "no plain file name"),
-        ({"tokens": 9}, r"10 tokens in llm\.c's layout, but index\.json says 9"),
+        ({"tokens": 9}, r"10 tokens in llm\.c's layout, but index\.json has 9"),
         ({"bytes": "1044"}, "not the index"),
         ({"max_token_id": -1}, "not the index"),
     ],
@@ -118,15 +118,22 @@ def test_a_broken_index_is_not_trusted(tmp_path, text):
 
 
 def test_the_index_spares_the_scan_but_not_the_limit(tmp_path):
-    write_llmc(write_indexed_folder(tmp_path) / "shard_000000.bin", [9] * 9 + [300])
+    write_indexed_folder(tmp_path, vocabulary=256)
+    write_llmc(tmp_path / "shard_000000.bin", [9] * 9 + [300])
     # The index says that the largest id is 9, so only the read finds the 300.
     stream = TokenStream(tmp_path, vocab_size=256)
     with pytest.raises(UsageError, match="id 300"):
         stream.read(0, 10)
-    write_indexed_folder(tmp_path, max_token_id=300)
+    write_indexed_folder(tmp_path, vocabulary=256, max_token_id=300)
     write_llmc(tmp_path / "shard_000000.bin", [9] * 9 + [300])
     with pytest.raises(UsageError, match=r"token 9 \(byte 1042\) is id 300"):
         TokenStream(tmp_path, vocab_size=256)
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path):
+    write_indexed_folder(tmp_path)
+    with pytest.raises(UsageError, match="'gpt2' of 50,257 tokens, but a vocabulary of 512"):
+        TokenStream(tmp_path, vocab_size=512)
 
 
 def test_an_index_changed_after_writing_is_not_trusted(tmp_path):

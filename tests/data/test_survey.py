@@ -56,7 +56,7 @@ def test_slices_cover_the_good_lines(tmp_path, monkeypatch, slice_bytes):
         ("a.jsonl", "\n\n", "a.jsonl, byte 0: empty"),
     ],
 )
-def test_a_bad_document_is_one_sentence_or_left_out(tmp_path, name, data, message):
+def test_a_bad_document_is_one_sentence_or_skipped(tmp_path, name, data, message):
     path = write(tmp_path / name, data)
     with pytest.raises(UsageError) as caught:
         survey(path, skip_bad=False)
@@ -77,7 +77,7 @@ def test_offsets_hold_across_blocks(tmp_path, monkeypatch):
         survey(path, skip_bad=False)
 
 
-def test_what_cannot_be_read_is_one_sentence_or_left_out(tmp_path):
+def test_what_cannot_be_read_is_one_sentence_or_skipped(tmp_path):
     (tmp_path / "a.txt").symlink_to("gone.txt")
     (tmp_path / "b.txt").mkdir()
     for name, reason in (("a.txt", "No such file"), ("b.txt", "not a regular file")):

@@ -39,7 +39,7 @@ def test_every_problem_is_one_sentence(folder):
         verify_shards(folder)
     missing, longer, surplus = str(caught.value).splitlines()
     assert missing == f"{folder}/shard_000000.bin: missing, but index.json lists it"
-    assert longer == f"{folder}/shard_000001.bin: 1034 bytes, but index.json says 1032"
+    assert longer == f"{folder}/shard_000001.bin: 1034 bytes, but index.json has 1032"
     assert surplus == f"{folder}/shard_000002.bin: not listed in index.json"
 
 
@@ -66,7 +66,7 @@ def test_every_fault_of_others_shards_is_one_sentence(tmp_path):
     with pytest.raises(UntrustedError) as caught:
         verify_shards(tmp_path)
     count, kind, token, odd = str(caught.value).splitlines()
-    assert count.startswith(f"{tmp_path}/a.bin: the header says 99 tokens")
+    assert count.startswith(f"{tmp_path}/a.bin: the header has 99 tokens")
     assert kind.startswith(f"{tmp_path}/b.npy: an array of int64")
     assert token.startswith(f"{tmp_path}/c.bin: token 2 (byte 4) is id 50257")
     assert odd.startswith(f"{tmp_path}/e.bin: 3 bytes are no whole number")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from toolkit.data.shards import inspect_shard
-from toolkit.data.writer import ShardWriter, token_type
+from toolkit.data.shards import inspect_shard, token_type
+from toolkit.data.writer import ShardWriter
 from toolkit.errors import UsageError
 
 
@@ -29,10 +29,14 @@ def test_an_unfinished_shard_has_no_final_name(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".shard_000000.bin.tmp"]
 
 
-def test_a_vocabulary_of_more_than_16_bits_is_refused(tmp_path):
-    assert token_type(65_536) == np.dtype("<u2")
-    with pytest.raises(UsageError, match="a vocabulary of 100277 has ids up to 100276"):
-        ShardWriter(tmp_path, shard_tokens=10, vocabulary_size=100_277)
+def test_a_vocabulary_of_more_than_16_bits_has_wider_tokens(tmp_path):
+    assert (token_type(65_536), token_type(65_537)) == (np.dtype("<u2"), np.dtype("<u4"))
+    writer = ShardWriter(tmp_path, shard_tokens=10, vocabulary_size=100_277)
+    writer.append(np.array([1, 65_536, 100_276]))
+    (entry,) = writer.finish()
+    shard = inspect_shard(tmp_path / entry.file)
+    assert (entry.bytes, entry.max_token_id) == (1024 + 3 * 4, 100_276)
+    assert (shard.layout, shard.read(0, 3).tolist()) == ("llm.c", [1, 65_536, 100_276])
 
 
 @pytest.mark.parametrize("wrong", [50_257, 65_536, 70_000, -1])

@@ -11,7 +11,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import Precision, possible_accumulations
 from toolkit.training.step import MicroBatch, count_valid, train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -26,8 +26,8 @@ def abandoned_windows(launched: Launched) -> Iterator[dict[str, Any]]:
     for mode in possible_accumulations(launched.strategy):
         for precision in PRECISIONS:
             case = Case(accumulation=mode, grad_accum_steps=4, precision=precision)
-            engine = arm.build_case(case, TINY, launched)
-            batches = arm.own_micro_batches(case, TINY, engine, 0)
+            engine = worker.build_case(case, TINY, launched)
+            batches = worker.own_micro_batches(case, TINY, engine, 0)
             clean = gradient(engine, batches)
             found = [_abandon(engine, batches, clean, after=after) for after in (1, 2, 3, 4)]
             with patch.object(engine, "_drop_gradients", lambda: None):
@@ -54,7 +54,7 @@ def _abandon(
 
 def _interrupt(engine: Engine, batches: list[MicroBatch], *, after: int) -> BaseException:
     """Leave a window as an exception does; while it is kept, so is the generator in the frame."""
-    targets = engine.sum_over_ranks(count_valid(batches))
+    targets = engine.ranks.sum(count_valid(batches))
     try:
         for micro_step, (tokens, wanted) in enumerate(engine.accumulate(batches), start=1):
             engine.backward(engine.model(tokens, wanted) / targets)
@@ -71,7 +71,10 @@ def gradient(engine: Engine, batches: list[MicroBatch]) -> torch.Tensor:
     clip_and_step = engine.clip_and_step
 
     def look_then_step() -> torch.Tensor:
-        whole = (engine.full_gradient(parameter) for _, parameter in engine.named_parameters())
+        whole = (
+            engine.state.full_gradient(parameter)
+            for _, parameter in engine.module.named_parameters()
+        )
         found.append(torch.cat([gradient.detach().float().flatten() for gradient in whole]))
         return clip_and_step()
 

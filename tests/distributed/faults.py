@@ -24,7 +24,7 @@ from toolkit.errors import UsageError
 from toolkit.training.build import TIED
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 LAUNCHED = read_launch(os.environ)
@@ -48,29 +48,29 @@ def missing_bootstrap() -> None:
     """Accelerate by itself: every process is alone, and nothing says so."""
     from accelerate import PartialState
 
-    say("missing bootstrap", refusal(lambda: arm.build_case(CASE, TINY, LAUNCHED)))
+    say("missing bootstrap", refusal(lambda: worker.build_case(CASE, TINY, LAUNCHED)))
     PartialState._reset_state()
 
 
 def watched_step(engine: Engine, case: Case = CASE, *, watch: bool = True) -> None:
-    reductions = arm.reductions_of(case, TINY, LAUNCHED)
+    reductions = worker.reductions_of(case, TINY, LAUNCHED)
     with check_first_step(engine, reductions) if watch else nullcontext():
-        train_step(engine, arm.own_micro_batches(case, TINY, engine, 0), lr=0.1)
+        train_step(engine, worker.own_micro_batches(case, TINY, engine, 0), lr=0.1)
 
 
 def never_communicates_before_the_last() -> None:
     case = replace(CASE, accumulation="sharded")
-    engine = arm.build_case(case, TINY, LAUNCHED)
-    engine._before_last_micro_step = engine.model.no_sync  # type: ignore[method-assign]
+    engine = worker.build_case(case, TINY, LAUNCHED)
+    engine.accumulation = "replicated"
     say("does not communicate when it should", refusal(lambda: watched_step(engine, case)))
 
 
 def replicas() -> None:
     """Bit-identical after steps with dropout that differs by rank; apart once nothing averages."""
-    engine = arm.build_case(replace(CASE, dropout=0.1), TINY, LAUNCHED)
+    engine = worker.build_case(replace(CASE, dropout=0.1), TINY, LAUNCHED)
     for step in range(4):
         torch.manual_seed(100 * step + LAUNCHED.rank)
-        train_step(engine, arm.own_micro_batches(CASE, TINY, engine, step), lr=0.1)
+        train_step(engine, worker.own_micro_batches(CASE, TINY, engine, step), lr=0.1)
     say("replicas identical after 4 steps", replica_problems(engine) == [])
     with engine.model.no_sync():
         watched_step(engine, watch=False)
@@ -85,14 +85,14 @@ def stale_optimizer() -> None:
         groups[0] = [torch.nn.Parameter(p.detach().clone()) for p in groups[0]]
 
     def build() -> None:
-        arm.build_case(CASE, TINY, LAUNCHED, break_it=make_of_copies)
+        worker.build_case(CASE, TINY, LAUNCHED, fault=make_of_copies)
 
     say("stale optimizer", refusal(build))
 
 
 def wrong_stage() -> None:
     with patch.dict(deepspeed_config.STAGES, {"zero2": 1}):
-        say("wrong stage", refusal(lambda: arm.build_case(CASE, TINY, LAUNCHED)))
+        say("wrong stage", refusal(lambda: worker.build_case(CASE, TINY, LAUNCHED)))
 
 
 def default_clipping() -> None:
@@ -104,7 +104,9 @@ def default_clipping() -> None:
         return {**built, "gradient_clipping": "auto"}
 
     with patch.object(deepspeed_config, "build_deepspeed_config", without_clipping):
-        say("clipping left to the default", refusal(lambda: arm.build_case(CASE, TINY, LAUNCHED)))
+        say(
+            "clipping left to the default", refusal(lambda: worker.build_case(CASE, TINY, LAUNCHED))
+        )
 
 
 def bf16_accumulation() -> None:
@@ -116,14 +118,17 @@ def bf16_accumulation() -> None:
 
     case = replace(CASE, precision="bf16")
     with patch.object(deepspeed_config, "build_deepspeed_config", unset):
-        say("gradients accumulated in bf16", refusal(lambda: arm.build_case(case, TINY, LAUNCHED)))
+        say(
+            "gradients accumulated in bf16",
+            refusal(lambda: worker.build_case(case, TINY, LAUNCHED)),
+        )
 
 
 def wrong_reshard() -> None:
     other = replace(LAUNCHED, strategy="fsdp2_no_reshard")
 
     def build() -> None:
-        engine = arm.build_case(CASE, TINY, LAUNCHED)
+        engine = worker.build_case(CASE, TINY, LAUNCHED)
         engine.launched = other
         check_effective(engine, precision="fp32", tied=TIED)
 
@@ -144,7 +149,7 @@ def bf16_reduction() -> None:
 
     case = replace(CASE, precision="bf16")
     with patch.object(build, "_fsdp2_plugins", reduce_in_bf16):
-        say("gradients reduced in bf16", refusal(lambda: arm.build_case(case, TINY, LAUNCHED)))
+        say("gradients reduced in bf16", refusal(lambda: worker.build_case(case, TINY, LAUNCHED)))
 
 
 FAULTS = {

@@ -12,7 +12,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import PRECISIONS, Precision, possible_accumulations
 from toolkit.errors import UsageError
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 
@@ -27,8 +27,8 @@ def moved_attributes(launched: Launched) -> Iterator[dict[str, Any]]:
         mode = possible_accumulations(launched.strategy)[0]
         case = Case(accumulation=mode, grad_accum_steps=1, precision=precision)
         with fp16_on_cpu(launched.strategy):
-            engine = arm.build_case(case, TINY, launched)
-        gradient(engine, arm.own_micro_batches(case, TINY, engine, 0))
+            engine = worker.build_case(case, TINY, launched)
+        gradient(engine, worker.own_micro_batches(case, TINY, engine, 0))
         check, stand_ins = _stand_ins(engine)
         sentences = {name: _refusal(check, broken) for name, broken in stand_ins.items()}
         yield {"precision": precision, "sentences": sentences}

@@ -16,7 +16,7 @@ from toolkit.engines.launched import Launched
 from toolkit.engines.strategies import Accumulation, possible_accumulations
 from toolkit.model.loss import cross_entropy_sum
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 WORDS, WIDTH, DEPTH = 96, 16, 3
@@ -129,7 +129,7 @@ def _trajectory(launched: Launched, mode: Accumulation, *, tied: bool) -> dict[s
     facts = check_effective(engine, precision="fp32", tied=TIE if tied else None)
     # When an engine reduces does not depend on the model.
     case = Case(accumulation=mode, grad_accum_steps=MICRO_STEPS)
-    reductions = arm.reductions_of(case, TINY, launched)
+    reductions = worker.reductions_of(case, TINY, launched)
     losses, norms = [], []
     for step in range(STEPS):
         tokens, targets = (part.chunk(MICRO_STEPS * launched.world_size) for part in _batch(step))
@@ -137,8 +137,8 @@ def _trajectory(launched: Launched, mode: Accumulation, *, tied: bool) -> dict[s
         watch = check_first_step(engine, reductions)
         with watch if step == 0 else nullcontext():
             result = train_step(engine, own, lr=LR)
-        losses.append(engine.sum_over_ranks(result.loss_share).item())
+        losses.append(engine.ranks.sum(result.loss_share).item())
         norms.append(float(result.grad_norm))
-    parameters = flat(engine.full_parameter(p) for _, p in engine.named_parameters())
+    parameters = flat(engine.state.full_parameter(p) for _, p in engine.module.named_parameters())
     described = {fact.name: fact.describe() for fact in facts}
     return {"losses": losses, "grad_norms": norms, "parameters": parameters, "facts": described}

@@ -18,12 +18,13 @@ from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import PortableState, read_state
 from toolkit.checkpoint.store import CheckpointStore, find_damage
 from toolkit.checkpoint.training_state import TrainingState, read_training_state
-from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
+from toolkit.engines.state import Kind
 from toolkit.training.step import train_step
 from toolkit.training.worker import end_process
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 LAUNCHED = read_launch(os.environ)
@@ -33,7 +34,7 @@ KINDS: tuple[Kind, ...] = ("parameter", "exp_avg", "exp_avg_sq")
 def main(folder: Path, names: list[str]) -> None:
     start_process_group(LAUNCHED, timeout=timedelta(seconds=60))
     case = Case(accumulation="replicated", grad_accum_steps=1, optimizer="adamw", seed=5)
-    engine = arm.build_case(case, TINY, LAUNCHED)
+    engine = worker.build_case(case, TINY, LAUNCHED)
     differing: dict[str, list[str]] = {}
     for name in names:
         checkpoint = folder / name / "step_00000003"
@@ -41,7 +42,7 @@ def main(folder: Path, names: list[str]) -> None:
         read_state(engine, checkpoint, with_moments=True, updates=position.updates)
         differing[name] = differences(engine, checkpoint)
         # So that the next one finds another state than its own.
-        train_step(engine, arm.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
+        train_step(engine, worker.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
     own = f"{LAUNCHED.strategy}_{LAUNCHED.world_size}"
     checkpoint = folder / names[0] / "step_00000003"
     position = read_training_state(checkpoint)
@@ -59,8 +60,8 @@ def save(engine: Engine, folder: Path, position: TrainingState, *, asynchronous:
     saver = Saver(engine, CheckpointStore(folder), keep_last=1, asynchronous=asynchronous)
     saver.begin(position)
     if asynchronous:
-        for _, parameter in engine.named_parameters():
-            engine.held_values(parameter, "exp_avg").add_(1.0)
+        for _, parameter in engine.module.named_parameters():
+            engine.state.held_values(parameter, "exp_avg").add_(1.0)
     final = saver.finish()
     assert final is not None
     assert list(find_damage(final)) == []
@@ -74,18 +75,18 @@ def differences(engine: Engine, checkpoint: Path) -> list[str]:
     with ExitStack() as files:
         state = PortableState(checkpoint, files)
         for kind in KINDS:
-            for name, parameter in engine.named_parameters():
-                held = engine.held(parameter)
-                values = engine.held_values(parameter, kind)
+            for name, parameter in engine.module.named_parameters():
+                held = engine.state.held(parameter)
+                values = engine.state.held_values(parameter, kind)
                 pieces = [piece for _, piece in state.read(kind, name, held)]
                 expected = torch.cat(pieces) if pieces else torch.empty(0)
                 if not torch.equal(values.cpu(), expected):
                     found.append(f"{kind} {name}")
-        for name, parameter in engine.named_parameters():
-            whole = engine.full_parameter(parameter)
+        for name, parameter in engine.module.named_parameters():
+            whole = engine.state.full_parameter(parameter)
             if not torch.equal(whole.cpu(), state.whole("parameter", name, whole.shape)):
                 found.append(f"whole {name}")
-    return sorted({name for names in engine.gather_from_ranks(found) for name in names})
+    return sorted({name for names in engine.ranks.gather(found) for name in names})
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Pair:
 
     def check_refused(self, *clauses: str) -> None:
         """Each launcher prints one sentence with all of the clauses, and nothing was trained."""
-        assert self.codes == [1, 1], self.printed
+        assert self.codes == [2, 2], self.printed
         for printed in self.printed:
             (line,) = [line for line in printed.splitlines() if "error: " in line]
             for clause in clauses:

@@ -18,12 +18,12 @@ from toolkit.engines.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Str
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory
-from toolkit.verify.run import ArmReport, controls_of, verify_arm
-from toolkit.verify.verdict import Arm, Verdict
+from toolkit.verify.run import LaunchReport, controls_of, verify_launch
+from toolkit.verify.verdict import Launch, Verdict
 
 pytestmark = pytest.mark.distributed
 
-ARMS: list[tuple[Strategy, int]] = [
+LAUNCHES: list[tuple[Strategy, int]] = [
     ("single", 1),
     ("ddp", 2),
     ("fsdp2", 2),
@@ -64,11 +64,11 @@ CAUGHT_BY = {
 
 
 @cache
-def launched(strategy: Strategy, world_size: int) -> ArmReport:
-    arm = Arm(strategy, world_size)
+def launched(strategy: Strategy, world_size: int) -> LaunchReport:
+    launch = Launch(strategy, world_size)
     # The full matrix puts its faults into the other engines too.
-    controls = controls_of(arm) if arm == Arm("ddp", 2) else []
-    return verify_arm(arm, cases_of(strategy), TINY, controls=controls, timeout_s=280.0)
+    controls = controls_of(launch) if launch == Launch("ddp", 2) else []
+    return verify_launch(launch, cases_of(strategy), TINY, controls=controls, timeout_s=280.0)
 
 
 def verdicts(strategy: Strategy, world_size: int) -> dict[Case, Verdict]:
@@ -114,7 +114,7 @@ def reference_of(case: Case) -> Trajectory:
     return reference(Case(accumulation="replicated", grad_accum_steps=1, optimizer=case.optimizer))
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), LAUNCHES)
 def test_updates_equal_plain_pytorch(strategy: Strategy, world_size: int) -> None:
     found = verdicts(strategy, world_size)
     plain = [case for case in found if case.precision == "fp32" and not case.variant]
@@ -138,7 +138,7 @@ def test_the_comparison_sees_one_weight_that_is_off() -> None:
     assert not farthest_number([float("nan"), 2.0], [1.0, 2.0]) < RELATIVE
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), LAUNCHES)
 def test_every_case_is_exact_up_to_rounding_and_sends_what_it_should(
     strategy: Strategy, world_size: int
 ) -> None:
@@ -148,7 +148,7 @@ def test_every_case_is_exact_up_to_rounding_and_sends_what_it_should(
         assert verdict.problems == [], case
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), LAUNCHES)
 def test_with_gpt2s_whole_vocabulary_loss_and_norm_are_those_of_fp64(
     strategy: Strategy, world_size: int
 ) -> None:
@@ -164,6 +164,7 @@ def test_a_fault_put_in_on_purpose_is_caught(fault: str) -> None:
     assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("strategy", "command"),
     [
@@ -179,7 +180,7 @@ def test_the_readme_shows_what_is_printed(
     sample(command).assert_is_like(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), LAUNCHES)
 def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
     found = verdicts(strategy, world_size)
     case = bf16_case("replicated")

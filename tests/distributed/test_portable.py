@@ -17,7 +17,7 @@ from toolkit.engines.strategies import Strategy
 from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
 from toolkit.training.step import train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 pytestmark = pytest.mark.distributed
@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launched = read_launch({})
     start_process_group(launched, timeout=timedelta(seconds=60))
     case = Case(accumulation="replicated", grad_accum_steps=1, optimizer="adamw", seed=1)
-    engine = arm.build_case(case, TINY, launched)
+    engine = worker.build_case(case, TINY, launched)
     for step in range(3):
-        train_step(engine, arm.own_micro_batches(case, TINY, engine, step), lr=1e-3)
+        train_step(engine, worker.own_micro_batches(case, TINY, engine, step), lr=1e-3)
     store = CheckpointStore(folder / "source")
     saver = Saver(engine, store, keep_last=1, asynchronous=False)
     saver.begin(TrainingState.after(3, shapes=shapes_of(engine)))

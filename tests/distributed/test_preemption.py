@@ -63,7 +63,7 @@ def test_toolkit_train_returns_75_after_one_line(folder: Path, number: signal.Si
         os.killpg(process.pid, number)
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == summary(folder, name)["exit"] == 75
-        assert "which is saved; start again to carry on" in complaint
+        assert "which is saved; start again to resume" in complaint
         assert "Traceback" not in complaint
         assert left_over(folder, name) == []
 

@@ -159,7 +159,7 @@ def test_carrying_on_is_exact(folder: Path, straight: str) -> None:
         "parallelism_config:",
         "use_cpu:",
     ]
-    assert "carrying on from" in printed
+    assert "resuming from" in printed
     assert curve(folder, "again") == curve(folder, "straight")
     last = "checkpoints/step_00000006"
     for rank in (0, 1):

@@ -14,10 +14,9 @@ from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES, SUPPORT, Strat
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, ModelSizes
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import compare
-from toolkit.verify.launch import run_arm
 from toolkit.verify.reference import Trajectory, reference_trajectory
-from toolkit.verify.run import not_run, plan_arms
-from toolkit.verify.verdict import reference_of
+from toolkit.verify.run import not_run, plan_launches, run_cases
+from toolkit.verify.verdict import Launch, reference_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -32,10 +31,10 @@ UPDATES: list[dict[str, Any]] = [
     for optimizer, lr in (("adamw", 3e-3), ("sgd", None))
     for clip in (0.0, CLIP)
 ]
-ARMS = [
-    (arm.strategy, arm.world_size)
-    for arm in plan_arms(STRATEGIES, [1, 2, 4])
-    if not_run(arm) is None
+LAUNCHES = [
+    (launch.strategy, launch.world_size)
+    for launch in plan_launches(STRATEGIES, [1, 2, 4])
+    if not_run(launch) is None
 ]
 
 
@@ -49,7 +48,7 @@ def relative(found: list[float], right: list[float]) -> float:
     return max(abs(a / b - 1) for a, b in zip(found, right, strict=True))
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), ARMS)
+@pytest.mark.parametrize(("strategy", "world_size"), LAUNCHES)
 def test_loss_and_norm_of_every_step_are_those_of_fp64(strategy: Strategy, world_size: int) -> None:
     cases = [
         Case(accumulation=mode, grad_accum_steps=4, steps=STEPS, **update)
@@ -57,7 +56,7 @@ def test_loss_and_norm_of_every_step_are_those_of_fp64(strategy: Strategy, world
         if SUPPORT[strategy][mode].possible
         for update in UPDATES
     ]
-    outcomes, _ = run_arm(strategy, world_size, cases, SIZES, timeout_s=800)
+    outcomes, _ = run_cases(Launch(strategy, world_size), cases, SIZES, timeout_s=800)
     for case, outcome in zip(cases, outcomes, strict=True):
         found, right = outcome.trajectory, exact(reference_of(case))
         assert relative(found.losses, right.losses) < RELATIVE, case
@@ -76,7 +75,7 @@ def test_in_bf16_the_norm_is_that_of_the_gradient_there(strategy: Strategy) -> N
         if SUPPORT[strategy][mode].possible
     ]
     world_size = 1 if strategy == "single" else 2
-    outcomes, _ = run_arm(strategy, world_size, cases, SIZES, timeout_s=800)
+    outcomes, _ = run_cases(Launch(strategy, world_size), cases, SIZES, timeout_s=800)
     for case, outcome in zip(cases, outcomes, strict=True):
         right = exact(reference_of(case))
         assert compare(outcome.trajectory, right).own_norm_rel < RELATIVE, case

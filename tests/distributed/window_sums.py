@@ -11,7 +11,7 @@ from tests.distributed.abandoned import gradient
 from toolkit.engines import deepspeed_config
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 
@@ -27,7 +27,7 @@ def window_sums(launched: Launched) -> Iterator[dict[str, Any]]:
 
 
 def _error(case: Case, launched: Launched) -> float:
-    engine = arm.build_case(case, TINY, launched)
+    engine = worker.build_case(case, TINY, launched)
     own: list[torch.Tensor] = []
     backward = engine.backward
 
@@ -37,7 +37,7 @@ def _error(case: Case, launched: Launched) -> float:
             own.append(_own_sums(engine))
 
     with patch.object(engine, "backward", backward_then_look):
-        found = gradient(engine, arm.own_micro_batches(case, TINY, engine, 0)).double()
+        found = gradient(engine, worker.own_micro_batches(case, TINY, engine, 0)).double()
     [average] = own
     dist.all_reduce(average)
     average /= launched.world_size
@@ -45,5 +45,5 @@ def _error(case: Case, launched: Launched) -> float:
 
 
 def _own_sums(engine: Engine) -> torch.Tensor:
-    held = [p.grad for _, p in engine.named_parameters() if p.grad is not None]
+    held = [p.grad for _, p in engine.module.named_parameters() if p.grad is not None]
     return torch.cat([gradient.flatten() for gradient in held]).double()

@@ -16,7 +16,7 @@ from toolkit.model.gpt2 import GPT2
 from toolkit.training.build import TIED
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 SINGLE = read_launch({})
@@ -25,12 +25,12 @@ CASE = Case(accumulation="replicated", grad_accum_steps=4, optimizer="adamw")
 
 def build(case: Case = CASE) -> Engine:
     start_process_group(SINGLE, timeout=timedelta(seconds=60))
-    return arm.build_case(case, TINY, SINGLE)
+    return worker.build_case(case, TINY, SINGLE)
 
 
 def watched_step(engine: Engine, *, lr: float = 1e-3) -> None:
-    with check_first_step(engine, arm.reductions_of(CASE, TINY, SINGLE)):
-        train_step(engine, arm.own_micro_batches(CASE, TINY, engine, 0), lr=lr)
+    with check_first_step(engine, worker.reductions_of(CASE, TINY, SINGLE)):
+        train_step(engine, worker.own_micro_batches(CASE, TINY, engine, 0), lr=lr)
 
 
 def test_what_is_effective_is_returned_as_facts() -> None:
@@ -51,7 +51,7 @@ def test_an_inherited_count_of_micro_steps_is_caught(monkeypatch: pytest.MonkeyP
     start_process_group(SINGLE, timeout=timedelta(seconds=60))
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(UsageError, match="divisor of the loss: asked 1, found 4"):
-        arm.build_case(CASE, TINY, SINGLE)
+        worker.build_case(CASE, TINY, SINGLE)
 
 
 def test_a_broken_tie_is_caught() -> None:
@@ -66,7 +66,7 @@ def test_a_stale_optimizer_is_caught() -> None:
     def build_on_a_copy(model: GPT2, config: object) -> torch.optim.Optimizer:
         return build_optimizer(copy.deepcopy(model), config)  # type: ignore[arg-type]
 
-    stale = patch.object(arm, "build_optimizer", build_on_a_copy)
+    stale = patch.object(worker, "build_optimizer", build_on_a_copy)
     with stale, pytest.raises(UsageError, match=r"found without transformer\.wte\.weight"):
         build()
 

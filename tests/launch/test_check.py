@@ -86,7 +86,7 @@ def test_recomputation_may_be_asked_for_twice_but_not_only_in_the_launch_file(la
         }
     )
     (line,) = refusal(run(), asked)
-    assert "activation_checkpointing: true, the run says model.activation_checkpointing: f" in line
+    assert "activation_checkpointing: true, the run has model.activation_checkpointing: f" in line
     model = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8}
     check_pair(run(model={**model, "activation_checkpointing": True}), asked)
 
@@ -100,7 +100,7 @@ def test_a_launch_file_may_keep_the_run_on_the_cpu(launch, use_cpu):
 
 def test_a_launch_without_a_file_is_held_against_the_run_as_well():
     launched = Launched("fsdp2", 0, 0, 2, 1, None, recomputes=True)
-    with pytest.raises(UsageError, match=r"the run says model\.activation_check"):
+    with pytest.raises(UsageError, match=r"the run has model\.activation_check"):
         check_launched(run(), launched, None)
 
 
@@ -109,34 +109,34 @@ def test_a_launch_without_a_file_is_held_against_the_run_as_well():
     [
         (
             {"gradient_accumulation_steps": 8},
-            "deepspeed_config.gradient_accumulation_steps: 8, the run says the micro-steps "
+            "deepspeed_config.gradient_accumulation_steps: 8, the run has the micro-steps "
             "derived from batch.tokens_per_step: 4",
         ),
         (
             {"gradient_clipping": 0.5},
-            "deepspeed_config.gradient_clipping: 0.5, the run says optimizer.grad_clip: 1.0",
+            "deepspeed_config.gradient_clipping: 0.5, the run has optimizer.grad_clip: 1.0",
         ),
         (
             {"train_micro_batch_size_per_gpu": 4},
-            "deepspeed_config.train_micro_batch_size_per_gpu: 4, the run says "
+            "deepspeed_config.train_micro_batch_size_per_gpu: 4, the run has "
             "batch.micro_batch_size: 2",
         ),
         (
             {"train_batch_size": 32},
-            "deepspeed_config.train_batch_size: 32, the run says the sequences derived from "
+            "deepspeed_config.train_batch_size: 32, the run has the sequences derived from "
             "batch.tokens_per_step: 16",
         ),
     ],
 )
 def test_a_second_source_that_disagrees_is_refused_with_both_values(launch, setting, sentence):
     (line,) = refusal(run(), launch("zero2", setting))
-    assert line.startswith(f"the launch file says {sentence}; take ")
+    assert line.startswith(f"the launch file has {sentence}; take ")
 
 
 @pytest.mark.parametrize(("said", "precision"), [("no", "bf16"), ("bf16", "fp32")])
 def test_two_precisions_are_refused(launch, said, precision):
     (line,) = refusal(run(precision=precision), launch("ddp", mixed_precision=said))
-    assert f"mixed_precision: {said}, the run says precision: {precision}" in line
+    assert f"mixed_precision: {said}, the run has precision: {precision}" in line
 
 
 def test_impossible_accumulation_is_refused(launch):
@@ -159,7 +159,7 @@ def test_all_disagreements_are_reported(launch):
     assert len(refusal(config, launch("zero2", mixed_precision="no"), world_size=3)) == 3
 
 
-def test_files_are_told_apart_and_paired(tmp_path):
+def test_files_are_distinguished_and_paired(tmp_path):
     good = tmp_path / "good.yaml"
     good.write_text("batch: {tokens_per_step: 4096}")
     report = check_files([good, SHIPPED / "accelerate/ddp.yaml", SHIPPED / "accelerate/hsdp.yaml"])

@@ -1,4 +1,4 @@
-"""What the launcher says in a worker's place, and when it is silent."""
+"""What the launcher reports in a worker's place, and when it is silent."""
 
 import signal
 import subprocess
@@ -13,19 +13,19 @@ import pytest
 from toolkit.engines import strategies
 from toolkit.errors import Preempted
 from toolkit.launch import launcher
-from toolkit.launch.launcher import _roll_call, _say_if_alone, _say_if_killed
+from toolkit.launch.launcher import _report_if_alone, _report_if_killed, _roll_call
 from toolkit.shipped import find_launch_file
 
 
 def test_a_killed_worker_is_named_with_its_signal(capsys: pytest.CaptureFixture[str]) -> None:
-    _say_if_killed("rank 1", -signal.SIGKILL)
+    _report_if_killed("rank 1", -signal.SIGKILL)
     said = capsys.readouterr().err
     assert said.startswith("error: rank 1 was killed by SIGKILL")
     assert said.count("\n") == 1
 
 
-def test_a_worker_that_spoke_for_itself_is_left_at_that(capsys: pytest.CaptureFixture[str]) -> None:
-    _say_if_killed("rank 1", 6)
+def test_a_worker_that_reported_itself_is_left_at_that(capsys: pytest.CaptureFixture[str]) -> None:
+    _report_if_killed("rank 1", 6)
     assert capsys.readouterr().err == ""
 
 
@@ -35,23 +35,23 @@ def machine(rank: int, address: str) -> Namespace:
     )
 
 
-def test_a_launcher_that_waits_for_others_says_so(
+def test_a_launcher_that_waits_for_others_reports_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_ALONE_S", 0.01)
     workers = [psutil.Process()]
     monkeypatch.setattr(psutil.Process, "children", lambda self: workers)
-    _say_if_alone(machine(1, "10.0.0.1"))
+    _report_if_alone(machine(1, "10.0.0.1"))
     assert capsys.readouterr().err == ""
     workers.clear()
-    _say_if_alone(machine(1, "10.0.0.1"))
+    _report_if_alone(machine(1, "10.0.0.1"))
     assert capsys.readouterr().err == (
         "no process started in 0.01 s. This is machine 1 of 2; every machine needs a launcher and "
         "a rank of its own, from 0 at 10.0.0.1:29500 upwards\n"
     )
 
 
-def test_a_second_machine_0_is_told_that_it_is_not_the_first() -> None:
+def test_a_second_machine_0_is_shown_that_it_is_not_the_first() -> None:
     """192.0.2.0/24 is nobody's (RFC 5737)."""
     assert _roll_call(machine(0, "192.0.2.1")).endswith("; 192.0.2.1 is not this machine")
     assert "is not this machine" not in _roll_call(machine(0, "127.0.0.1"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.launch.links import Link, linked, links_unavailable
 from toolkit.errors import UsageError
+from toolkit.launch.links import Link, linked, links_unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 TRIES = 5

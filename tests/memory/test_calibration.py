@@ -44,7 +44,7 @@ def test_what_is_assumed_is_the_median_of_the_public_runs() -> None:
     assert PUBLIC_RUNS in Calibration().describe()
 
 
-def test_a_run_on_a_gpu_says_what_later_ones_need_on_such_a_gpu() -> None:
+def test_a_run_on_a_gpu_shows_what_later_ones_need_on_such_a_gpu() -> None:
     found = of_a_run(10)
     assert (found.context_bytes, found.reserved_over_allocated) == (GIB // 2, 1.2)
     assert found.device_bytes(20 * GIB) == 24 * GIB + GIB // 2

@@ -5,7 +5,7 @@ import pytest
 
 from toolkit.errors import UsageError
 from toolkit.memory import hardware
-from toolkit.memory.hardware import GIB, find_gpu, load_gpus
+from toolkit.memory.hardware import GIB, find_gpu, load_gpus, with_unit
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,16 @@ def test_a_size_is_taken_as_it_is(size: str, memory: int) -> None:
 def test_an_unknown_name_is_a_sentence_with_near_ones(name: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"--gpu: unknown '{name}'; there are .*{near}"):
         find_gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (24 * GIB, "24 GiB"),
+        (GIB * 3 // 16, "0.188 GiB"),
+        (GIB // 200, "5.12 MiB"),
+        (8192, "8 KiB"),
+    ],
+)
+def test_a_size_has_the_unit_in_which_it_is_read(size: int, shown: str) -> None:
+    assert with_unit(size) == shown

@@ -18,7 +18,7 @@ from toolkit.model.tensors import model_tensors
 def test_published_sizes(preset, parameters):
     sizes = preset_sizes(preset, vocab_size=50_257)
     assert sizes.parameter_count == parameters
-    assert sizes.head_dim == 64
+    assert sizes.n_embd == 64 * sizes.n_head
 
 
 def test_count_tensor_by_tensor():

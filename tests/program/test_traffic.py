@@ -62,15 +62,15 @@ def counted() -> list[Record]:
 def test_traffic_and_held_gradients_are_what_was_counted_in_every_committed_record() -> None:
     records = counted()
     assert len(records) > 200
-    for arm in {record.arm for record in records}:
-        settings = settings_of(arm, "cpu")
+    for case in {record.case for record in records}:
+        settings = settings_of(case, "cpu")
         program = write_step(settings)
         traffic = read_traffic(program, settings)
-        for record in (record for record in records if record.arm == arm):
+        for record in (record for record in records if record.case == case):
             assert record.collectives is not None
             for kind, seen in record.collectives.items():
                 said = traffic[kind]  # type: ignore[index]
-                assert (said.calls, said.bytes) == (seen.calls, seen.bytes), (arm, kind)
+                assert (said.calls, said.bytes) == (seen.calls, seen.bytes), (case, kind)
             assert read_held(program) == record.gradient_bytes_held
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from toolkit.engines.launched import Launched
+from toolkit.engines.ranks import Ranks
 from toolkit.engines.replicated import ReplicatedEngine
 from toolkit.model.loss import IGNORE_INDEX
 
@@ -47,6 +48,19 @@ class Meeting:
         return total
 
 
+class ThreadRanks(Ranks):
+    """Sums by way of a meeting."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        super().__init__(meeting.barrier.parties, torch.device("cpu"))
+        self.rank = rank
+        self.meeting = meeting
+
+    def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        total = self.meeting.sum(self.rank, value)
+        return lambda: total
+
+
 class ThreadEngine(ReplicatedEngine):
     """One of several ranks: averages the gradient over them before the update, as DDP does."""
 
@@ -59,6 +73,7 @@ class ThreadEngine(ReplicatedEngine):
                 backward=torch.Tensor.backward,
                 scaler=None,
             ),
+            module=model,
             model=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=123.0),
             launched=Launched("single", rank, rank, world_size, 1, None),
@@ -66,10 +81,7 @@ class ThreadEngine(ReplicatedEngine):
             grad_clip=0.0,
         )
         self.meeting = meeting
-
-    def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        total = self.meeting.sum(self.rank, value)
-        return lambda: total
+        self.ranks = ThreadRanks(rank, meeting)
 
     def clip_and_step(self) -> torch.Tensor:
         gradient = self.model.factor.grad

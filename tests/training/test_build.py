@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from toolkit.config import load_run_config
+from toolkit.engines.accelerate_internals import forget_engine
 from toolkit.engines.launched import read_launch
 from toolkit.errors import UsageError
-from toolkit.model.gpt2 import GPT2
+from toolkit.model.gpt2 import GPT2, Block
+from toolkit.training import build
 from toolkit.training.build import build_model, build_run
 
 
@@ -45,10 +47,13 @@ def test_the_models_settings_reach_the_model(run_file: Path) -> None:
 def test_blocks_are_compiled_where_that_is_asked(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, override: str, compiled: bool
 ) -> None:
-    seen: list[GPT2] = []
-    monkeypatch.setattr(GPT2, "compile_blocks", lambda model: seen.append(model))
-    build_model(load_run_config(run_file, [f"model.compile={override}"]))
-    assert bool(seen) is compiled
+    seen: list[Block] = []
+    monkeypatch.setattr(Block, "compile", lambda block: seen.append(block))
+    monkeypatch.setattr(build, "check_compiler", lambda: None)
+    forget_engine()
+    config = load_run_config(run_file, [f"model.compile={override}"])
+    run = build_run(config, read_launch({}), run_file.parent)
+    assert seen == (list(run.engine.module.transformer.h) if compiled else [])
 
 
 @pytest.fixture

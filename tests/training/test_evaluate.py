@@ -7,7 +7,7 @@ import torch
 from tests.training.ranks import Rows, arrays, on_ranks
 from toolkit.engines.engine import Engine
 from toolkit.training.evaluate import Evaluation, evaluate
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 Build = Callable[[Case], Engine]
@@ -67,7 +67,7 @@ def test_evaluation_leaves_no_trace(single_engine: Build) -> None:
     """No dropout while it lasts and dropout again after it, and no gradient."""
     case = Case(accumulation="replicated", grad_accum_steps=1, dropout=0.5)
     engine = single_engine(case)
-    tokens, targets = (part.numpy() for part in arm.own_micro_batches(case, TINY, engine, 0)[0])
+    tokens, targets = (part.numpy() for part in worker.own_micro_batches(case, TINY, engine, 0)[0])
     before = torch.get_rng_state()
     first, second = (evaluate(engine, [(tokens, targets)]) for _ in range(2))
     assert first == second

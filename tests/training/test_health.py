@@ -4,14 +4,17 @@ import pytest
 
 from toolkit.config import TrainingConfig
 from toolkit.errors import NonFiniteError
+from toolkit.training.callback import Progress, Verdict
 from toolkit.training.health import Health
 
 
-def judge(health: Health, *losses: float) -> list[str]:
-    return [
-        health.judge(step=step, loss=loss, grad_norm=loss, left_out=loss != loss)
-        for step, loss in enumerate(losses, start=1)
-    ]
+def judge(health: Health, *losses: float) -> list[Verdict]:
+    verdicts = []
+    for step, loss in enumerate(losses, start=1):
+        progress = Progress(step=step, loss=loss, grad_norm=loss, was_skipped=loss != loss)
+        health.after_step(progress, ())
+        verdicts.append(progress.verdict)
+    return verdicts
 
 
 def falling(count: int) -> list[float]:
@@ -33,4 +36,4 @@ def test_a_spike_rolls_back_where_that_is_asked() -> None:
 def test_a_loss_that_is_not_finite_though_an_update_was_made_always_ends() -> None:
     health = Health(TrainingConfig(on_non_finite="skip"))
     with pytest.raises(NonFiniteError):
-        health.judge(step=1, loss=float("inf"), grad_norm=1.0, left_out=False)
+        health.after_step(Progress(step=1, loss=float("inf"), grad_norm=1.0), ())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from toolkit.errors import UsageError
-from toolkit.training.metrics import MetricsLog, eval_line, train_line
+from toolkit.training.metrics import MetricsLog, TrainLine, eval_line
 
 RECORD: dict[str, Any] = {
     "kind": "train",
@@ -87,11 +87,32 @@ def test_carrying_on_without_the_file_begins_one(path: Path) -> None:
 
 
 def test_the_line_of_a_step() -> None:
-    assert train_line(RECORD, steps=100) == (
+    line = TrainLine(steps=100, last_step=100)
+    assert line.write(RECORD) == (
         "step    12/100 | loss 3.1416 | grad_norm 0.988 | lr 6.00e-04 | 42 ms | "
-        "12,346 tokens/s | 1.500 GiB"
+        "12,346 tokens/s | 1.5 GiB"
     )
-    assert train_line({**RECORD, "skipped": 3}, steps=100).endswith(" | 1.500 GiB | skipped 3")
+    assert line.write({**RECORD, "skipped": 3}).endswith(" | 1.5 GiB | skipped 3")
+
+
+def test_the_line_knows_epoch_utilisation_and_time_left() -> None:
+    """88 steps of 512 tokens are left, at 1,000 tokens a second 45 of them."""
+    line = TrainLine(steps=200, last_step=100, steps_per_epoch=48, utilisation=2e-5)
+    written = line.write(RECORD, tokens_per_s=1_000.0)
+    assert written.endswith(" | 1.5 GiB | 24.7% MFU | epoch 0.25 | 45 s left")
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "left"), [(45.0, "17 min"), (4.0, "3 h 8 min"), (0.2, "2 d 15 h")]
+)
+def test_time_left_has_two_units_at_most(tokens_per_s: float, left: str) -> None:
+    written = TrainLine(steps=100, last_step=100).write(RECORD, tokens_per_s=tokens_per_s)
+    assert written.endswith(f" | {left} left")
+
+
+def test_every_third_step_and_the_last_have_a_line() -> None:
+    line = TrainLine(steps=100, last_step=8, every=3)
+    assert [step for step in range(1, 9) if line.is_due(step)] == [3, 6, 8]
 
 
 def test_the_line_of_an_evaluation() -> None:

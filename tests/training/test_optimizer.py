@@ -71,12 +71,12 @@ def test_with_no_gradient_decay_alone_moves_the_matrices_alone(
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter += torch.randn_like(parameter)
-    before = {key: p.detach().clone() for key, p in engine.named_parameters()}
+    before = {key: p.detach().clone() for key, p in engine.module.named_parameters()}
     for parameter in engine.module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     engine.set_lr(0.5)
     assert engine.clip_and_step() == 0
-    for key, parameter in engine.named_parameters():
+    for key, parameter in engine.module.named_parameters():
         if is_matrix(key):
             torch.testing.assert_close(parameter.detach(), before[key] * (1 - 0.5 * 0.1))
         else:
@@ -109,7 +109,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(
     """A gradient of norm 4 in two tensors; the norm that is reported is the one before clipping."""
     case = Case(accumulation="replicated", grad_accum_steps=1, grad_clip=grad_clip)
     engine = single_engine(replace(case, optimizer="sgd"))
-    parameters = dict(engine.named_parameters())
+    parameters = dict(engine.module.named_parameters())
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     moved = [parameters["transformer.ln_f.weight"], parameters["transformer.ln_f.bias"]]

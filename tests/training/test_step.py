@@ -8,7 +8,7 @@ from tests.training.ranks import Rows, ThreadEngine, batch, on_ranks
 from toolkit.engines.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.step import StepResult, count_valid, train_step
-from toolkit.verify import arm
+from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 
 Build = Callable[[Case], Engine]
@@ -19,7 +19,7 @@ def step(*ranks: list[Rows], lr: float = 0.5) -> list[tuple[StepResult, float]]:
 
     def work(engine: ThreadEngine) -> tuple[StepResult, float]:
         result = train_step(engine, [batch(rows) for rows in ranks[engine.rank]], lr=lr)
-        loss = engine.sum_over_ranks(result.loss_share)
+        loss = engine.ranks.sum(result.loss_share)
         return StepResult(loss, result.grad_norm), engine.model.factor.item()
 
     return on_ranks(work, len(ranks))
@@ -106,7 +106,7 @@ def test_a_real_engine_has_the_loss_and_norm_of_the_whole_batch(single_engine: B
     """Four micro-steps with unequal numbers of valid targets against one plain pass."""
     case = Case(accumulation="replicated", grad_accum_steps=4)
     engine = single_engine(case)
-    micro_batches = arm.own_micro_batches(case, TINY, engine, 0)
+    micro_batches = worker.own_micro_batches(case, TINY, engine, 0)
     tokens, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     valid = [(part != IGNORE_INDEX).sum().item() for _, part in micro_batches]
     assert len(set(valid)) > 1
@@ -128,7 +128,7 @@ def test_clipping_is_torchs_and_touches_no_gradient_that_is_short_enough(
     engine = single_engine(case)
     engine.optimizer.step = lambda: None
     engine._clear_gradients = lambda: None  # type: ignore[method-assign]
-    [(tokens, targets)] = arm.own_micro_batches(case, TINY, engine, 0)
+    [(tokens, targets)] = worker.own_micro_batches(case, TINY, engine, 0)
     engine.model(tokens, targets).backward()
     before = [p.grad.clone() for p in engine.parameters if p.grad is not None]
     norm = engine.clip_and_step()

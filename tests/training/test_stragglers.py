@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from toolkit.training import stragglers
+from toolkit.training.callback import Progress
 from toolkit.training.stragglers import EVERY, Pace, Stragglers, judge
 
 
@@ -44,14 +45,14 @@ def test_it_looks_at_the_steps_since_the_last_look(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(stragglers, "_time_product", lambda device: 0.01)
     engine: Any = SimpleNamespace(
         world_size=2,
-        waited_s=7.0,
         device=torch.device("cpu"),
-        gather_from_ranks=lambda pace: [pace, Pace(0.0, 0.01)],
+        ranks=SimpleNamespace(waited_s=7.0, gather=lambda pace: [pace, Pace(0.0, 0.01)]),
     )
-    found = Stragglers(engine)
-    said = []
+    printed: list[str] = []
+    found = Stragglers(engine, printed.append)
     for step in range(2 * EVERY):
         now += 1.0
-        engine.waited_s += 0.5 if step < EVERY else 0.0
-        said += found.look()
-    assert said == ["rank 1 is late: the others wait for it 500 of the 1000 ms that a step takes"]
+        engine.ranks.waited_s += 0.5 if step < EVERY else 0.0
+        found.after_step(Progress(), ())
+    late = "rank 1 is late: the others wait for it 500 of the 1000 ms that a step takes"
+    assert printed == [f"warning: {late}"]

@@ -24,7 +24,7 @@ def dumpers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def dog(tmp_path: Path, dumpers: list[float]) -> Iterator[Watchdog]:
-    dog = Watchdog(tmp_path, rank=0, world_size=1, timeout_s=TIMEOUT_S, tell=lambda *_: None)
+    dog = Watchdog(tmp_path, rank=0, world_size=1, timeout_s=TIMEOUT_S, on_hang=lambda *_: None)
     yield dog
     dog.close()
 

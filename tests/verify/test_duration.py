@@ -5,18 +5,18 @@ from dataclasses import replace
 from toolkit.model.sizes import preset_sizes
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.duration import expected_seconds
-from toolkit.verify.verdict import Arm
+from toolkit.verify.verdict import Launch
 
 CASE = Case(accumulation="replicated", grad_accum_steps=4)
 SHARDED = replace(CASE, accumulation="sharded")
-DDP, HSDP = Arm("ddp", 2), Arm("hsdp", 4)
+DDP, HSDP = Launch("ddp", 2), Launch("hsdp", 4)
 
 
 def test_launches_cases_and_compilation_add_up() -> None:
     one = expected_seconds({DDP: [CASE]}, TINY, cores=2)
     two = expected_seconds({DDP: [CASE, SHARDED]}, TINY, cores=2)
     compiled = expected_seconds({DDP: [CASE, replace(CASE, compile=True)]}, TINY, cores=2)
-    launches = expected_seconds({DDP: [CASE], Arm("fsdp2", 2): [CASE]}, TINY, cores=2)
+    launches = expected_seconds({DDP: [CASE], Launch("fsdp2", 2): [CASE]}, TINY, cores=2)
     assert 0 < one < two < compiled
     assert two < launches < 2.01 * one
 

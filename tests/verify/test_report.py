@@ -12,18 +12,18 @@ from toolkit.verify.compare import Difference
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.reference import Trajectory
 from toolkit.verify.report import WIDEST, WIDTH, build_notes, build_table
-from toolkit.verify.run import cases_of, plan_arms
-from toolkit.verify.verdict import Arm, Verdict
+from toolkit.verify.run import cases_of, plan_launches
+from toolkit.verify.verdict import Launch, Verdict
 
 LIMITS = dict.fromkeys(
     ("loss_max_abs", "grad_norm_max_rel", "own_norm_rel", "gradient_max_rel", "param_max_rel"), 2e-6
 )
 
 
-def verdict(arm: Arm, case: Case, **changes: Any) -> Verdict:
+def verdict(launch: Launch, case: Case, **changes: Any) -> Verdict:
     traffic = dict.fromkeys(KINDS, Traffic(1234, 123_456_789_012))
     made = Verdict(
-        arm=arm,
+        launch=launch,
         case=case,
         difference=Difference(1e-7, 1.2e-7, 1e-7, 1e-7, 1e-7, 0.0, "ln_f.bias"),
         limits=LIMITS,
@@ -39,10 +39,10 @@ def verdict(arm: Arm, case: Case, **changes: Any) -> Verdict:
 def everything(**changes: Any) -> list[Verdict]:
     """Every case that there is, on as many ranks and micro-steps as fit in a step."""
     return [
-        verdict(arm, case, **changes)
-        for arm in plan_arms(["single", "fsdp2_no_reshard", "hsdp", "ddp"], [16])
+        verdict(launch, case, **changes)
+        for launch in plan_launches(["single", "fsdp2_no_reshard", "hsdp", "ddp"], [16])
         for case in cases_of(
-            arm,
+            launch,
             accumulations=["replicated", "sharded", "deferred"],
             grad_accum_steps=[16],
             precisions=["fp32", "bf16"],
@@ -70,7 +70,7 @@ def test_a_case_is_one_line_with_nothing_cut(wide: bool, changes: dict[str, Any]
     assert len(lines) == len(verdicts)
     assert "…" not in "".join([head, *lines])
     for line, shown in zip(lines, verdicts, strict=True):
-        words = [shown.arm.strategy, shown.case.accumulation, shown.case.variant, "1.2e-07"]
+        words = [shown.launch.strategy, shown.case.accumulation, shown.case.variant, "1.2e-07"]
         assert all(word in line for word in words)
         assert line.split()[-1] == ("no" if shown.problems else "yes")
         assert ("120,563,271" in line) == wide
@@ -78,8 +78,8 @@ def test_a_case_is_one_line_with_nothing_cut(wide: bool, changes: dict[str, Any]
 
 def test_what_is_wrong_stands_under_the_table_with_its_case() -> None:
     case = Case(accumulation="sharded", grad_accum_steps=4, loss="chunked")
-    wrong = verdict(Arm("fsdp2", 2), case, problems=["one thing", "another"])
-    assert build_notes([verdict(Arm("ddp", 2), case), wrong]) == [
+    wrong = verdict(Launch("fsdp2", 2), case, problems=["one thing", "another"])
+    assert build_notes([verdict(Launch("ddp", 2), case), wrong]) == [
         "fsdp2 2 sharded 4 fp32 sgd chunked loss: one thing",
         "fsdp2 2 sharded 4 fp32 sgd chunked loss: another",
     ]
@@ -87,7 +87,7 @@ def test_what_is_wrong_stands_under_the_table_with_its_case() -> None:
 
 def test_pytorchs_own_norm_beyond_the_limit_is_marked_and_explained() -> None:
     case = Case(accumulation="sharded", grad_accum_steps=4)
-    near, far = (verdict(Arm("ddp", 2), case, torch_norm_max_rel=x) for x in (1.9e-6, 3e-4))
+    near, far = (verdict(Launch("ddp", 2), case, torch_norm_max_rel=x) for x in (1.9e-6, 3e-4))
     lines = printed([near, far], wide=False)[2:]
     assert ["1.2e-07 *" in line for line in lines] == [False, True]
     assert build_notes([near]) == []
@@ -100,7 +100,7 @@ def test_pytorchs_own_norm_beyond_the_limit_is_marked_and_explained() -> None:
 
 def test_under_dropout_only_a_case_itself_is_judged() -> None:
     case = Case(accumulation="replicated", grad_accum_steps=4, dropout=0.1)
-    beyond = verdict(Arm("ddp", 2), case, limits={"own_norm_rel": 2e-6}, torch_norm_max_rel=1.0)
+    beyond = verdict(Launch("ddp", 2), case, limits={"own_norm_rel": 2e-6}, torch_norm_max_rel=1.0)
     [line] = printed([beyond], wide=False)[2:]
     assert line.split()[-4:] == ["-", "-", "-", "yes"]
     assert build_notes([beyond]) == []

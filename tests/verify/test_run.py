@@ -12,11 +12,11 @@ from toolkit.verify.cases import TINY, Case
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.reference import Trajectory, reference_trajectory
 from toolkit.verify.report import build_json
-from toolkit.verify.run import Caught, cases_of, controls_of, not_run, plan_arms
+from toolkit.verify.run import Caught, cases_of, controls_of, not_run, plan_launches
 from toolkit.verify.tolerance import yardstick
-from toolkit.verify.verdict import Arm, judge
+from toolkit.verify.verdict import Launch, judge
 
-ARM = Arm("ddp", 2)
+LAUNCH = Launch("ddp", 2)
 CASE = Case(accumulation="replicated", grad_accum_steps=4, steps=3)
 NONE = Traffic(0, 0)
 
@@ -36,7 +36,7 @@ def right() -> Outcome:
 
 
 def problems(outcome: Outcome) -> str:
-    return "; ".join(judge(ARM, CASE, outcome, TINY).problems)
+    return "; ".join(judge(LAUNCH, CASE, outcome, TINY).problems)
 
 
 def scaled(trajectory: Trajectory, factor: float) -> Trajectory:
@@ -73,7 +73,7 @@ def test_in_bf16_a_norm_is_held_to_its_own_gradient_as_in_fp32(right: Outcome) -
     did = reference_trajectory(case, TINY, dtype=torch.float32)
     for factor, expected in ((1.0, []), (1 + 1e-4, ["own_norm_rel 1.0e-04 is above 1.9e-06"])):
         outcome = replace(right, trajectory=norms_times(did, factor))
-        assert list(judge(ARM, case, outcome, TINY).problems) == expected
+        assert list(judge(LAUNCH, case, outcome, TINY).problems) == expected
 
 
 def test_pytorchs_own_norm_does_not_widen_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_replicas_that_differ_are_named(right: Outcome) -> None:
 
 def test_one_fault_that_nothing_catches_is_a_failure(right: Outcome) -> None:
     good, bad = Caught("divide twice", "ddp", "gradient"), Caught("untied head", "ddp", None)
-    verdict = judge(ARM, CASE, right, TINY)
+    verdict = judge(LAUNCH, CASE, right, TINY)
     assert build_json([verdict], [good], {}, TINY, steps=3)["ok"] is True
     report = build_json([verdict], [good, bad], {}, TINY, steps=3)
     assert report["ok"] is False
@@ -138,13 +138,13 @@ def test_one_fault_that_nothing_catches_is_a_failure(right: Outcome) -> None:
 
 
 def test_each_distributed_engine_has_faults_to_catch() -> None:
-    assert len(controls_of(Arm("ddp", 2))) == 15
-    assert controls_of(Arm("ddp", 1)) == controls_of(Arm("single", 1)) == []
+    assert len(controls_of(Launch("ddp", 2))) == 15
+    assert controls_of(Launch("ddp", 1)) == controls_of(Launch("single", 1)) == []
 
 
 def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
     cases = cases_of(
-        Arm("fsdp2", 2),
+        Launch("fsdp2", 2),
         accumulations=["replicated", "sharded"],
         grad_accum_steps=[1, 4],
         precisions=["fp32"],
@@ -161,16 +161,23 @@ def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
     }
 
 
-def test_arms_that_cannot_exist_say_why() -> None:
-    reasons = {arm: not_run(arm) for arm in plan_arms(["single", "ddp", "hsdp"], [1, 2, 4])}
-    assert reasons[Arm("single", 2)] == "one process is one process"
-    assert "at least 4 processes" in (reasons[Arm("hsdp", 2)] or "")
-    assert reasons[Arm("hsdp", 4)] is reasons[Arm("ddp", 2)] is reasons[Arm("single", 1)] is None
+def test_launches_that_cannot_exist_name_the_reason() -> None:
+    reasons = {
+        launch: not_run(launch) for launch in plan_launches(["single", "ddp", "hsdp"], [1, 2, 4])
+    }
+    assert reasons[Launch("single", 2)] == "one process is one process"
+    assert "at least 4 processes" in (reasons[Launch("hsdp", 2)] or "")
+    assert (
+        reasons[Launch("hsdp", 4)]
+        is reasons[Launch("ddp", 2)]
+        is reasons[Launch("single", 1)]
+        is None
+    )
 
 
 def test_without_sizes_each_strategy_is_as_small_as_it_can_be() -> None:
-    assert plan_arms(["single", "fsdp2", "hsdp"], []) == [
-        Arm("single", 1),
-        Arm("fsdp2", 2),
-        Arm("hsdp", 4),
+    assert plan_launches(["single", "fsdp2", "hsdp"], []) == [
+        Launch("single", 1),
+        Launch("fsdp2", 2),
+        Launch("hsdp", 4),
     ]

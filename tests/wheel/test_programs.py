@@ -53,6 +53,7 @@ def test_it_trains(prepared: Installed, printed: dict[str, str], strategy: str) 
     assert "deepspeed" not in described["packages"]
 
 
+@pytest.mark.sample
 def test_the_readme_shows_what_a_run_prints(prepared: Installed, printed: dict[str, str]) -> None:
     command = "toolkit train --strategy fsdp2 --num-processes 2 --config configs/train/demo.yaml"
     sample(command).assert_is_like(_as_the_demo(prepared, printed["fsdp2"]))
@@ -73,6 +74,7 @@ def _as_the_demo(installed: Installed, printed: str) -> str:
     return printed
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "command",
     [

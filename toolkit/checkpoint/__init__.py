@@ -1,1 +1,1 @@
-"""A state on disk that any engine can carry on from."""
+"""A state on disk that any engine can resume from."""

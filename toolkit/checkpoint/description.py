@@ -1,4 +1,4 @@
-"""What stands beside foreign weights and says what they are: `config.json` and a tokenizer."""
+"""What stands beside foreign weights and describes them: `config.json` and a tokenizer."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def check_vocabulary(weights: Path, rows: int, wanted: int) -> None:
     """Require weights with `rows` of embedding to be of the vocabulary that `wanted` rows are for.
 
     Rows may differ where both are GPT-2's vocabulary, padded or not. Which vocabulary the weights
-    have, `config.json` and the tokenizer beside them say, and without those the number of rows.
+    have, `config.json` and the tokenizer beside them show, and without those the number of rows.
 
     Raises:
         UsageError: it is another vocabulary; names both sizes.

@@ -113,7 +113,7 @@ def _texts(
 
 def _config(state: TrainingState, *, rows: int, is_gpt2: bool) -> dict[str, Any]:
     model = state.config["model"]
-    # Left out, transformers makes an empty tokenizer up, and generates nothing in silence.
+    # Without it transformers makes an empty tokenizer up, and generates nothing in silence.
     tokenizer = {} if is_gpt2 else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {
         "model_type": "gpt2",

@@ -30,7 +30,7 @@ def read_weights(
         path: a safetensors file, or a folder with `model.safetensors`; a pickle where `trust`.
         sizes: the model they are for.
         trust: let PyTorch's restricted unpickler read it; even then only tensors are accepted.
-        crop: leave out positions beyond the model's block_size.
+        crop: drop positions beyond the model's block_size.
 
     Raises:
         UsageError: the weights are another model's, or of a run of this toolkit.
@@ -122,7 +122,7 @@ def _read_pickle(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         values = torch.load(path, map_location="cpu", weights_only=True)
         tensors = [(str(name), torch.as_tensor(value)) for name, value in values.items()]
     except Exception as error:
-        # PyTorch's own words advise to read it without any restriction.
+        # PyTorch's own message advises to read it without any restriction.
         raise UntrustedError(
             f"{path} is no file of tensors alone ({type(error).__name__})"
         ) from None
@@ -167,7 +167,7 @@ def _cropped(path: Path, positions: torch.Tensor, sizes: ModelSizes, *, crop: bo
     if len(positions) > sizes.block_size and not crop:
         raise UsageError(
             f"{path} has {len(positions):,} positions, but the run's model.block_size is "
-            f"{sizes.block_size:,}; --crop leaves out those beyond it"
+            f"{sizes.block_size:,}; --crop drops those beyond it"
         )
     positions = positions[: sizes.block_size]
     compare(path, "block_size", len(positions), sizes)

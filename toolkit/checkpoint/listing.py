@@ -3,8 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit.checkpoint.store import CheckpointStore, damaged_files, find_damage, read_manifest
+from toolkit.checkpoint.store import (
+    CheckpointStore,
+    damaged_files,
+    find_damage,
+    read_manifest,
+    step_name,
+    step_of,
+)
 from toolkit.checkpoint.training_state import read_training_state
+from toolkit.counted import counted
 from toolkit.errors import UntrustedError, UsageError
 
 
@@ -14,7 +22,7 @@ def list_checkpoints(run: Path) -> Iterator[str]:
     Raises:
         UsageError: there is no run, or it has no checkpoint.
     """
-    for checkpoint in _committed(run):
+    for checkpoint in committed_checkpoints(run):
         try:
             yield f"{checkpoint.name}  {_describe(checkpoint)}"
         except UntrustedError as error:
@@ -28,7 +36,7 @@ def _describe(checkpoint: Path) -> str:
     state = read_training_state(checkpoint)
     return (
         f"{state.tokens:,} tokens, written by {state.strategy} on {state.world_size}, "
-        f"{len(files) - 1} {'part' if len(files) == 2 else 'parts'}, "
+        f"{counted(len(files) - 1, 'part')}, "
         f"{sum(file.bytes for file in files.values()):,} bytes"
     )
 
@@ -40,7 +48,7 @@ def verify_checkpoints(run: Path) -> tuple[list[str], list[str]]:
         UsageError: there is no run, or it has no checkpoint.
     """
     good, problems = [], []
-    for checkpoint in _committed(run):
+    for checkpoint in committed_checkpoints(run):
         damage = list(find_damage(checkpoint))
         problems += damage
         if not damage:
@@ -55,21 +63,26 @@ def choose_checkpoint(run: Path, step: int | None) -> Path:
         UsageError: there is no run, or no such checkpoint.
         UntrustedError: it is damaged.
     """
-    committed = _committed(run)
+    committed = committed_checkpoints(run)
     if step is None:
         found, _ = CheckpointStore(run / "checkpoints").newest_good()
         assert found is not None
         return found
-    checkpoint = run / "checkpoints" / f"step_{step:08d}"
+    checkpoint = run / "checkpoints" / step_name(step)
     if checkpoint not in committed:
-        steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in committed)
+        steps = ", ".join(str(step_of(path)) for path in committed)
         raise UsageError(f"{run} has no checkpoint of step {step}; there are {steps}")
     if damage := list(find_damage(checkpoint)):
         raise UntrustedError("; ".join(damage))
     return checkpoint
 
 
-def _committed(run: Path) -> list[Path]:
+def committed_checkpoints(run: Path) -> list[Path]:
+    """Return the step folders of a run, oldest first.
+
+    Raises:
+        UsageError: there is no run, or it has no checkpoint.
+    """
     if not run.is_dir():
         raise UsageError(f"{run} is no run folder; give <output_dir>/<run_name>")
     committed = CheckpointStore(run / "checkpoints").committed()

@@ -1,4 +1,4 @@
-"""Saving from every rank at once, with training held up or going on meanwhile."""
+"""Saving from every rank at once, with training held up or continuing meanwhile."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ class Saver:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether training goes on while a checkpoint is written."""
+        """Whether training continues while a checkpoint is written."""
         return self._copy is not None
 
     @property
@@ -69,7 +69,7 @@ class Saver:
         """
         self.close()
         pieces = own_pieces(self.engine, with_moments=state.moments)
-        total = sum(self.engine.gather_from_ranks(sum(piece.bytes for piece in pieces)))
+        total = sum(self.engine.ranks.gather(sum(piece.bytes for piece in pieces)))
         self._on_rank_0(lambda: self._begin(state.step, total))
         path = self.store.partial(state.step) / part_name(self.engine.rank)
         self._state = state
@@ -92,7 +92,7 @@ class Saver:
         if self.asynchronous:
             writing.join()
         self._writing = None
-        found = self.engine.gather_from_ranks(writing.result)
+        found = self.engine.ranks.gather(writing.result)
         problems = [part for part in found if isinstance(part, str)]
         if problems:
             self._on_rank_0(lambda: self.store.abandon(state.step))
@@ -134,7 +134,7 @@ class Saver:
                 problem = str(error)
             except OSError as error:
                 problem = _sentence(self.store.folder, error)
-        if problem := self.engine.gather_from_ranks(problem)[0]:
+        if problem := self.engine.ranks.gather(problem)[0]:
             raise SaveError(problem)
 
 

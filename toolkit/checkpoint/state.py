@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from toolkit.checkpoint.tensors import Entry
-from toolkit.engines.engine import Engine, Kind
+from toolkit.engines.engine import Engine
+from toolkit.engines.state import Kind
 from toolkit.errors import UntrustedError
 
 MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
@@ -32,7 +33,7 @@ def part_name(rank: int) -> str:
 
 def shapes_of(engine: Engine) -> dict[str, list[int]]:
     """Return the shape of every whole parameter."""
-    return {name: list(_full_shape(p)) for name, p in engine.named_parameters()}
+    return {name: list(_full_shape(p)) for name, p in engine.module.named_parameters()}
 
 
 def own_pieces(engine: Engine, *, with_moments: bool) -> list[Entry]:
@@ -40,8 +41,8 @@ def own_pieces(engine: Engine, *, with_moments: bool) -> list[Entry]:
     kinds: tuple[Kind, ...] = ("parameter", *(MOMENTS if with_moments else ()))
     pieces = []
     for kind in kinds:
-        for name, parameter in engine.named_parameters():
-            own = engine.own_share(parameter)
+        for name, parameter in engine.module.named_parameters():
+            own = engine.state.own_share(parameter)
             if own:
                 read = partial(_own_values, engine, parameter, kind)
                 pieces.append(Entry(f"{kind}/{name}/{own.start}", (len(own),), read))
@@ -49,8 +50,8 @@ def own_pieces(engine: Engine, *, with_moments: bool) -> list[Entry]:
 
 
 def _own_values(engine: Engine, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
-    held, own = engine.held(parameter), engine.own_share(parameter)
-    values = engine.held_values(parameter, kind)
+    held, own = engine.state.held(parameter), engine.state.own_share(parameter)
+    values = engine.state.held_values(parameter, kind)
     return values[own.start - held.start : own.stop - held.start]
 
 
@@ -70,24 +71,24 @@ def read_state(engine: Engine, folder: Path, *, with_moments: bool, updates: int
     """
     with ExitStack() as open_files, torch.no_grad():
         state = PortableState(folder, open_files)
-        sizes = {name: _full_shape(p).numel() for name, p in engine.named_parameters()}
+        sizes = {name: _full_shape(p).numel() for name, p in engine.module.named_parameters()}
         kinds: tuple[Kind, ...] = ("parameter", *(MOMENTS if with_moments else ()))
         for kind in kinds:
             state.check_complete(kind, sizes)
         _fill(engine, state, "parameter")
-        engine.finish_loading()
+        engine.state.finish_loading()
         if with_moments:
-            engine.start_moments(updates)
+            engine.state.start_moments(updates)
             for moment in MOMENTS:
                 _fill(engine, state, moment)
 
 
 def _fill(engine: Engine, state: "PortableState", kind: Kind) -> None:
-    for name, parameter in engine.named_parameters():
-        held = engine.held(parameter)
+    for name, parameter in engine.module.named_parameters():
+        held = engine.state.held(parameter)
         if not held:
             continue
-        values = engine.held_values(parameter, kind)
+        values = engine.state.held_values(parameter, kind)
         for start, piece in state.read(kind, name, held):
             values[start - held.start :][: len(piece)].copy_(piece)
 

@@ -27,6 +27,16 @@ _FILE = re.compile(rf"{re.escape(STATE)}|rank_\d{{5}}\.safetensors")
 _UNFINISHED = (".partial", ".deleted")
 
 
+def step_name(step: int) -> str:
+    """Return the name of the folder with the checkpoint of a step."""
+    return f"step_{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the completed steps that a folder so named is the checkpoint of."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 class CheckpointStore:
     """The checkpoints of one run, under `folder`."""
 
@@ -35,7 +45,7 @@ class CheckpointStore:
 
     def partial(self, step: int) -> Path:
         """Return where the checkpoint of `step` is written."""
-        return self.folder / f"step_{step:08d}.partial"
+        return self.folder / f"{step_name(step)}.partial"
 
     def begin(self, step: int) -> None:
         """Make an empty folder for `step`, and clear away what crashes left."""
@@ -59,7 +69,7 @@ class CheckpointStore:
         """Make what was written for `step` a checkpoint and give up the oldest beyond `keep_last`.
 
         They are no checkpoints from then on; `clear` deletes them, which may take a while.
-        Later ones are damaged, or the run would have carried on from there; they count for nothing.
+        Later ones are damaged, or the run would have resumed from there; they count for nothing.
 
         Args:
             step: as given to `begin`.
@@ -108,7 +118,7 @@ class CheckpointStore:
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> tuple[Path | None, list[str]]:
         """Return the newest checkpoint whose bytes are what was written, and a sentence for each
-        newer one that was passed over.
+        newer one that was skipped.
 
         Args:
             rank: this process among those that share the work of reading.
@@ -126,14 +136,12 @@ class CheckpointStore:
                 return path, problems
             problems += damage
         if problems:
-            raise UntrustedError(
-                "; ".join(problems) + "; no checkpoint here can be carried on from"
-            )
+            raise UntrustedError("; ".join(problems) + "; no checkpoint here can be resumed from")
         return None, []
 
 
 def find_damage(checkpoint: Path, *, rank: int = 0, world_size: int = 1) -> Iterator[str]:
-    """Yield a sentence for everything that is not as the manifest says, or for the manifest itself.
+    """Yield a sentence for everything that is not as in the manifest, or for the manifest itself.
 
     Bytes are read of every `world_size`-th file, from number `rank` on.
     """
@@ -152,7 +160,7 @@ def damaged_files(
     rank: int | None = 0,
     world_size: int = 1,
 ) -> Iterator[str]:
-    """Yield a sentence for every file that is not as its manifest says; bytes are read of every
+    """Yield a sentence for every file that is not as in its manifest; bytes are read of every
     `world_size`-th, from number `rank` on, or of none if `rank` is None."""
     for path in sorted(checkpoint.iterdir()):
         if path.name not in files and path.name != MANIFEST:
@@ -184,7 +192,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Fingerprint]:
         raise UntrustedError(f"{path} cannot be read") from None
     if not same:
         raise UntrustedError(f"{path} is not what was written")
-    if checkpoint.name != f"step_{step:08d}":
+    if checkpoint.name != step_name(step):
         raise UntrustedError(f"{checkpoint} holds the checkpoint of step {step}")
     for name in files:
         if not _FILE.fullmatch(name):

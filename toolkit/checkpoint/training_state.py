@@ -23,7 +23,7 @@ _FIXED = (
     "seed",
     "optimizer.name",
 )
-# Where a run is kept and how long it runs say nothing about what it learned so far.
+# Where a run is kept and how long it runs do not change what it learned so far.
 _SILENT = ("model.preset", "output_dir", "run_name", "data.train", "data.val", "training.stop_at")
 
 
@@ -34,10 +34,10 @@ class TrainingState:
     Attributes:
         step: completed steps, which the schedule goes by.
         data_step: global batches taken from the data; beyond `step` where a window was skipped.
-        updates: optimizer updates; below `step` where one was left out as non-finite.
+        updates: optimizer updates; below `step` where one was skipped as non-finite.
         tokens: trained on so far.
         moments: whether there are AdamW moments.
-        loss_scale: of fp16, see `Engine.loss_scale`.
+        loss_scale: of fp16, see `EngineState.loss_scale`.
         strategy, world_size: what wrote it; it can be read under any other.
         shapes: of every whole parameter.
         config: the resolved run configuration.
@@ -102,7 +102,7 @@ def read_training_state(checkpoint: Path) -> TrainingState:
         raise UntrustedError(f"{path} cannot be read") from None
     if version != _VERSION:
         raise UntrustedError(
-            f"{path} is of version {version}, this toolkit reads version {_VERSION}; carry on "
+            f"{path} is of version {version}, this toolkit reads version {_VERSION}; resume "
             "with the toolkit that wrote it, or choose another run_name"
         )
     expected = {field.name for field in fields(TrainingState)}
@@ -123,7 +123,7 @@ def compare_runs(
     for key in _FIXED:
         if before.get(key) != now.get(key):
             raise UsageError(
-                f"{checkpoint} was trained with {key} {before.get(key)}, the configuration says "
+                f"{checkpoint} was trained with {key} {before.get(key)}, the configuration has "
                 f"{now.get(key)}; set it back, or choose another run_name to start afresh"
             )
     if found.data and found.data != data:

@@ -9,7 +9,10 @@ import typer
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", show_default=False)],
 ) -> None:
-    """Check run configurations and launch files, each alone and every pair of them."""
+    """Check run configurations and launch files, each alone and every pair of them.
+
+    Example: toolkit check my.yaml configs/accelerate/zero2.yaml
+    """
     from toolkit.errors import UsageError
     from toolkit.launch.check import check_files
 

@@ -1,4 +1,4 @@
-"""`toolkit checkpoint`: what a run can carry on from, whether it is intact, and exchange."""
+"""`toolkit checkpoint`: what a run can resume from, whether it is intact, and exchange."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from toolkit.commands.options import Overrides, RunFile
 
 checkpoint = typer.Typer(
-    help="What a run can carry on from, and weights in transformers' layout.", no_args_is_help=True
+    help="What a run can resume from, and weights in transformers' layout.", no_args_is_help=True
 )
 
 RunFolder = Annotated[
@@ -18,7 +18,10 @@ RunFolder = Annotated[
 
 @checkpoint.command("list")
 def _list(run: RunFolder) -> None:
-    """List the checkpoints of a run, the newest last."""
+    """List the checkpoints of a run, the newest last.
+
+    Example: toolkit checkpoint list runs/my
+    """
     from toolkit.checkpoint.listing import list_checkpoints
 
     for line in list_checkpoints(run):
@@ -27,7 +30,10 @@ def _list(run: RunFolder) -> None:
 
 @checkpoint.command("verify")
 def _verify(run: RunFolder) -> None:
-    """Check every byte of a run's checkpoints against their manifests."""
+    """Check every byte of a run's checkpoints against their manifests.
+
+    Example: toolkit checkpoint verify runs/my
+    """
     from toolkit.checkpoint.listing import verify_checkpoints
     from toolkit.errors import UntrustedError
 
@@ -49,7 +55,10 @@ def _export(
         int | None, typer.Option(help="Which checkpoint.", show_default="the newest good one")
     ] = None,
 ) -> None:
-    """Write the weights as one safetensors file, beside it what transformers needs to use them."""
+    """Write the weights as one safetensors file, beside it what transformers needs to use them.
+
+    Example: toolkit checkpoint export runs/my --out exported
+    """
     from toolkit.training.exchange import export_checkpoint
 
     exported = export_checkpoint(run, out, step=step)
@@ -57,6 +66,7 @@ def _export(
     typer.echo(f"beside it {', '.join(exported.beside)}", err=True)
     for remark in exported.remarks:
         typer.echo(remark, err=True)
+    typer.echo(f"next: toolkit generate {exported.weights.parent} --prompt TEXT", err=True)
 
 
 @checkpoint.command("import")
@@ -68,10 +78,15 @@ def _import(
         bool, typer.Option("--trust-checkpoint", help="Read a pickle, though it may be hostile.")
     ] = False,
     crop: Annotated[
-        bool, typer.Option("--crop", help="Leave out positions beyond model.block_size.")
+        bool, typer.Option("--crop", help="Drop positions beyond model.block_size.")
     ] = False,
 ) -> None:
-    """Let a run start from GPT-2 weights in transformers' layout."""
+    """Let a run start from GPT-2 weights in transformers' layout.
+
+    Example: toolkit checkpoint import gpt2/model.safetensors --config my.yaml
+    """
     from toolkit.training.exchange import import_weights
 
     typer.echo(import_weights(weights, config, overrides or [], trust=trust_checkpoint, crop=crop))
+    words = " ".join(["--config", str(config), *(overrides or [])])
+    typer.echo(f"next: toolkit train --strategy STRATEGY {words}", err=True)

@@ -70,10 +70,13 @@ def estimate(
     plot: Plot = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say how much memory a run takes per GPU, for every strategy and mode."""
+    """Estimate the memory that a run takes per GPU, for every strategy and mode.
+
+    Example: toolkit estimate --config my.yaml --world-size 8 --gpu A100-80
+    """
     from toolkit.engines.strategies import STRATEGIES
+    from toolkit.launch.ranks import Ranks
     from toolkit.memory.question import Question, step_tokens
-    from toolkit.memory.rows import Ranks
     from toolkit.verify.options import choices
 
     overrides = overrides or []
@@ -110,8 +113,8 @@ def _answer(question: "Question", plot: Path | None, *, in_json: bool) -> None:
 
     chosen = question.rows()
     gpus = _gpus(question)
-    for reason in chosen.left_out:
-        _note(f"left out: {reason}")
+    for reason in chosen.skipped:
+        _note(f"skipped: {reason}")
     if question.untraced:
         _note(f"not traced: {', '.join(question.untraced)}, which need real tensors")
     for assumption in remarks.describe_assumptions(chosen.settings, question.tokens):
@@ -169,8 +172,9 @@ def _row(settings: "StepSettings", method: str) -> "Row":
         from toolkit.memory.report import estimate_row
 
         return estimate_row(settings)
+    from toolkit.counted import counted
     from toolkit.verify.traced import trace_row
 
-    ranks = f"{settings.world_size:,} {'rank' if settings.world_size == 1 else 'ranks'}"
+    ranks = counted(settings.world_size, "rank")
     words = f"{settings.strategy} {settings.accumulation} on {ranks}"
     return trace_row(settings, lambda step: _note(f"tracing {words}, step {step} of 2"))

@@ -28,7 +28,22 @@ PerMachine = Annotated[
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option(help="The GPU it has to fit: A100-80, 4090, as nvidia-smi says, or 24GiB."),
+    typer.Option(help="The GPU it has to fit: A100-80, 4090, nvidia-smi's name, or 24GiB."),
+]
+TrainedModel = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, its YAML, a checkpoint, or a GPT-2 folder of transformers.",
+        show_default=False,
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="A tiktoken name, tokenizer.json or SentencePiece file.",
+        show_default="that of the training data",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

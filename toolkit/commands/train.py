@@ -12,18 +12,31 @@ def train(
     config: RunFile,
     overrides: Overrides = None,
     num_processes: Annotated[
-        int | None, typer.Option(help="Processes to start; else as the launch file says.")
+        int | None, typer.Option(help="Processes to start; else the launch file's.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to pass over a damaged checkpoint.")
+        bool, typer.Option("--strict", help="Refuse to skip a damaged checkpoint.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every check.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print warnings and errors alone.")
     ] = False,
 ) -> None:
     """Print the `accelerate launch` line of a run, run it, and return the run's exit code.
 
     The pair of files and the data are checked before anything is started.
+
+    Example: toolkit train --strategy fsdp2 --num-processes 2 --config my.yaml
     """
     from toolkit.training.start import start
 
+    flags = {"--strict": strict, "--verbose": verbose, "--quiet": quiet}
     raise typer.Exit(
-        start(strategy, config, overrides or [], num_processes=num_processes, strict=strict)
+        start(
+            strategy,
+            config,
+            overrides or [],
+            num_processes=num_processes,
+            options=[flag for flag, is_given in flags.items() if is_given],
+        )
     )

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolkit.commands.options import AsJson
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 if TYPE_CHECKING:
     from toolkit.model.sizes import ModelSizes
     from toolkit.verify.cases import Case
     from toolkit.verify.run import Caught
-    from toolkit.verify.verdict import Arm, Verdict
+    from toolkit.verify.verdict import Launch, Verdict
 
 NOT_EQUAL = 1
+ALL_STRATEGIES, ALL_MODES = ",".join(STRATEGIES), ",".join(ACCUMULATIONS)
 
 Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
-Accumulations = Annotated[
-    str, typer.Option(help="Comma-separated; pairs that cannot be are left out.")
-]
+Accumulations = Annotated[str, typer.Option(help="Comma-separated; impossible pairs are skipped.")]
 WorldSizes = Annotated[
     str | None,
     typer.Option(
@@ -39,8 +39,8 @@ Wide = Annotated[
 
 
 def verify(
-    strategies: Strategies = "single,ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3",
-    accumulation: Accumulations = "replicated,sharded,deferred",
+    strategies: Strategies = ALL_STRATEGIES,
+    accumulation: Accumulations = ALL_MODES,
     world_sizes: WorldSizes = None,
     grad_accum: Annotated[str, typer.Option(help="Micro-steps, comma-separated.")] = "4",
     precision: Annotated[str, typer.Option(help="Comma-separated.")] = "fp32,bf16",
@@ -51,14 +51,16 @@ def verify(
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that strategies and accumulation modes compute the same update, by launching them."""
-    from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
+    """Prove that strategies and accumulation modes compute the same update, by launching them.
+
+    Example: toolkit verify --strategies ddp,fsdp2 --world-sizes 2
+    """
     from toolkit.errors import UsageError
     from toolkit.verify.options import choices, model_sizes, numbers
     from toolkit.verify.report import build_json
-    from toolkit.verify.run import cases_of, controls_of, plan_arms
+    from toolkit.verify.run import cases_of, controls_of, plan_launches
 
-    arms = plan_arms(
+    launches = plan_launches(
         choices("--strategies", strategies, STRATEGIES),
         numbers("--world-sizes", world_sizes) if world_sizes else [],
     )
@@ -70,9 +72,9 @@ def verify(
         steps=steps,
     )
     sizes = model_sizes(model)
-    if controls and not any(controls_of(arm) for arm in arms):
+    if controls and not any(controls_of(launch) for launch in launches):
         raise UsageError("--controls needs ddp, fsdp2 or zero2 among the strategies, on 2 ranks up")
-    found = _run(arms, of_each, sizes, with_controls=controls, timeout_s=timeout)
+    found = _run(launches, of_each, sizes, with_controls=controls, timeout_s=timeout)
     report = build_json(*found, sizes, steps=steps)
     if as_json:
         print(json.dumps(report, indent=2))
@@ -82,14 +84,14 @@ def verify(
 
 
 def _run(
-    arms: "Sequence[Arm]",
-    cases: "Callable[[Arm], list[Case]]",
+    launches: "Sequence[Launch]",
+    cases: "Callable[[Launch], list[Case]]",
     sizes: "ModelSizes",
     *,
     with_controls: bool,
     timeout_s: float,
-) -> "tuple[list[Verdict], list[Caught], dict[Arm, str]]":
-    """Launch the arms one after another; return verdicts, controls and reasons of the others."""
+) -> "tuple[list[Verdict], list[Caught], dict[Launch, str]]":
+    """Start one launch after another; return verdicts, controls and reasons of the others."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -97,60 +99,58 @@ def _run(
 
     verdicts: list[Verdict] = []
     controls: list[Caught] = []
-    others: dict[Arm, str] = {}
+    others: dict[Launch, str] = {}
     console = Console(stderr=True)
-    console.print(_announcement(arms, cases, sizes, with_controls=with_controls), highlight=False)
+    console.print(
+        _announcement(launches, cases, sizes, with_controls=with_controls), highlight=False
+    )
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=len(arms))
-        running = run_all(arms, cases, sizes, with_controls=with_controls, timeout_s=timeout_s)
-        for done, (arm, found) in enumerate(running, 1):
-            name = f"{arm.strategy} on {arm.world_size}"
+        task = progress.add_task("starting", total=len(launches))
+        running = run_all(launches, cases, sizes, with_controls=with_controls, timeout_s=timeout_s)
+        for done, (launch, found) in enumerate(running, 1):
+            name = f"{launch.strategy} on {launch.world_size}"
             if isinstance(found, str):
-                others[arm] = found
+                others[launch] = found
             else:
                 verdicts += found.verdicts
                 controls += found.controls
-            progress.update(task, completed=done, description=f"{done}/{len(arms)} {name}")
+            progress.update(task, completed=done, description=f"{done}/{len(launches)} {name}")
     return verdicts, controls, others
 
 
 def _announcement(
-    arms: "Sequence[Arm]",
-    cases: "Callable[[Arm], list[Case]]",
+    launches: "Sequence[Launch]",
+    cases: "Callable[[Launch], list[Case]]",
     sizes: "ModelSizes",
     *,
     with_controls: bool,
 ) -> str:
     """Return what is going to run and about how long that takes."""
+    from toolkit.counted import counted
     from toolkit.verify.duration import expected_seconds
     from toolkit.verify.run import controls_of, not_run
 
-    launches = {arm: cases(arm) for arm in arms if not_run(arm) is None}
-    broken = {arm: controls_of(arm) if with_controls else [] for arm in launches}
+    possible = {launch: cases(launch) for launch in launches if not_run(launch) is None}
+    broken = {launch: controls_of(launch) if with_controls else [] for launch in possible}
     everything = {
-        arm: [*of_arm, *(control.case for control in broken[arm])]
-        for arm, of_arm in launches.items()
+        launch: [*own_cases, *(control.case for control in broken[launch])]
+        for launch, own_cases in possible.items()
     }
     faults = sum(map(len, broken.values()))
     minutes = max(1, round(expected_seconds(everything, sizes) / 60))
     return (
-        f"{_counted(len(launches), 'launch', 'launches')} with "
-        f"{_counted(sum(map(len, launches.values())), 'case', 'cases')}"
-        + (f" and {_counted(faults, 'fault', 'faults')}" if faults else "")
-        + f": about {_counted(minutes, 'minute', 'minutes')}"
+        f"{counted(len(possible), 'launch', 'launches')} with "
+        f"{counted(sum(map(len, possible.values())), 'case')}"
+        + (f" and {counted(faults, 'fault')}" if faults else "")
+        + f": about {counted(minutes, 'minute')}"
     )
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many}"
-
-
 def print_tables(
-    verdicts: "list[Verdict]", controls: "list[Caught]", others: "dict[Arm, str]", *, wide: bool
+    verdicts: "list[Verdict]", controls: "list[Caught]", others: "dict[Launch, str]", *, wide: bool
 ) -> None:
-    """Print what was found, a line for each arm that was not run, and how many cases are equal."""
+    """Print what was found, why some launches were not run, and how many cases are equal."""
     from rich.console import Console
 
     from toolkit.verify.report import (
@@ -161,7 +161,7 @@ def print_tables(
         build_table,
     )
 
-    # Where there is less room the terminal wraps a row; cut cells say nothing.
+    # Where there is less room the terminal wraps a row; cut cells are unreadable.
     console = Console(width=WIDEST if wide else max(WIDTH, Console().width))
     if verdicts:
         console.print(build_table(verdicts, wide=wide))
@@ -169,8 +169,8 @@ def print_tables(
             console.print(note, highlight=False, markup=False, soft_wrap=True)
     if controls:
         console.print(build_controls_table(controls))
-    for arm, reason in others.items():
-        line = f"{arm.strategy} on {arm.world_size}: {reason}"
+    for launch, reason in others.items():
+        line = f"{launch.strategy} on {launch.world_size}: {reason}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     equal = sum(not verdict.problems for verdict in verdicts)
     console.print(

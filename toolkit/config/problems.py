@@ -30,7 +30,7 @@ _WANTED = {
 }
 
 OF_THE_KEY = "of_the_key"
-"""Type of an error of our own whose message goes on after the key, as in "must be 2"."""
+"""Type of an error of our own whose message continues after the key, as in "must be 2"."""
 
 _TOO_LONG = re.compile(rf"[-+]?\d{{{MAX_DIGITS + 1},}}")
 _WORD = re.compile(r"\w+(?:\.\w+)*")
@@ -41,7 +41,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return every key of a configuration as `section.key`, sections themselves left out."""
+    """Return every key of a configuration as `section.key`, without the sections themselves."""
     keys = []
     for name, field in model.model_fields.items():
         kinds = (field.annotation, *get_args(field.annotation))

@@ -38,7 +38,7 @@ class RunConfig(Section):
     output_dir: NamedPath = "runs"
     """Folder that holds the run folders."""
     run_name: str = "run"
-    """Name of the run folder; left out, the configuration file's name without its ending."""
+    """Name of the run folder; by default the configuration file's name without its ending."""
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
 

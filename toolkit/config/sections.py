@@ -165,9 +165,9 @@ class DataConfig(Section):
     train: Annotated[Paths, Field(min_length=1)] = ("data/default/train",)
     """Folder or pattern of training shards, or a list of them."""
     val: Paths = ()
-    """The same for validation shards; left out, nothing is evaluated."""
+    """The same for validation shards; without it nothing is evaluated."""
     seq_len: int = Field(default=GPT2_BLOCK_SIZE, ge=1)
-    """Tokens per sequence, at most model.block_size; left out, it is model.block_size."""
+    """Tokens per sequence, at most model.block_size, which is the default."""
     shuffle: bool = True
     """Visit the sequences of each epoch in an order drawn from the seed."""
 
@@ -222,10 +222,12 @@ class TrainingConfig(Section):
     """Optimizer steps of the whole run; the schedule ends here."""
     stop_at: int | None = Field(default=None, ge=1)
     """End early after this step and leave the schedule as it is."""
+    log_every: int = Field(default=1, ge=1, le=_MAX_STEPS)
+    """Steps between lines on the console; metrics.jsonl has every step."""
     eval_every: Steps = 0
     """Steps between evaluations; 0 never evaluates."""
     eval_sequences: int | None = Field(default=None, ge=1)
-    """Validation sequences per evaluation; left out, all of data.val."""
+    """Validation sequences per evaluation; by default all of data.val."""
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
     checkpoint_every: int | Literal["never"] = 250
@@ -235,18 +237,20 @@ class TrainingConfig(Section):
     keep_last: int = Field(default=3, ge=1)
     """Checkpoints to keep; older ones are deleted once a newer one is complete."""
     async_save: bool = False
-    """Copy the state to host memory and write it while training goes on."""
+    """Copy the state to host memory and write it while training continues."""
     on_save_error: Literal["stop", "warn"] = "stop"
-    """When a checkpoint cannot be written, say for a full disk: end, or go on without it."""
+    """When a checkpoint cannot be written, as on a full disk: end, or continue without it."""
     on_non_finite: Literal["raise", "skip", "roll_back"] = "raise"
-    """When a gradient is NaN or infinite: end; leave that update out; or leave it out and, after
+    """When a gradient is NaN or infinite: end; skip that update; or skip it and, after
     non_finite_limit in a row, go back to the last checkpoint and on with the data that follows."""
     non_finite_limit: int = Field(default=3, ge=1)
-    """Updates in a row that may be left out before the run rolls back or ends."""
+    """Updates in a row that may be skipped before the run rolls back or ends."""
     on_loss_spike: Literal["warn", "roll_back"] = "warn"
-    """When the loss is far above that of the steps before: say so, or roll back as well."""
+    """When the loss is far above that of the steps before: report it, or roll back as well."""
     timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
     """Seconds without progress of a rank, or of waiting for another, that count as a hang."""
+    profile: Annotated[tuple[int, ...] | None, BeforeValidator(_as_tuple)] = None
+    """First and last step of a PyTorch profiler trace of each rank, in the run's folder."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_as_texts)] = ()
     """Experiment trackers that also get the metrics, by Accelerate's names; one or a list."""
     tracker_project: str = "scaling-toolkit"
@@ -271,6 +275,17 @@ class TrainingConfig(Section):
                 f"start with a letter or digit, got {name[:120]!r}"
             )
         return name
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_is_first_and_last(cls, steps: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        # The first step of a start is checked, and on a CPU the second is profiled for its memory.
+        if steps is not None and not (len(steps) == 2 and 3 <= steps[0] <= steps[1]):
+            raise ValueError(
+                "training.profile must be a first step of at least 3 and a last one that is not "
+                f"before it, got {list(steps)}"
+            )
+        return steps
 
     @field_validator("trackers")
     @classmethod

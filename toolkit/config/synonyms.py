@@ -38,6 +38,8 @@ _NAMES = {
     "training.steps": "max_steps max_iters num_iterations num_steps total_steps num_train_steps "
     "train_iters lr_decay_iters num_train_epochs max_epochs epochs",
     "training.stop_at": "stop_after",
+    "training.log_every": "log_interval logging_steps log_freq print_every",
+    "training.profile": "profiler profiling profile_steps enable_profiling",
     "training.eval_every": "eval_interval eval_steps eval_freq val_interval val_loss_every "
     "val_check_interval validation.freq",
     "training.eval_sequences": "eval_iters val_max_steps limit_val_batches validation.steps",

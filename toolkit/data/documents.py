@@ -2,20 +2,21 @@
 
 A `.txt`, `.md` or `.markdown` file is one document: UTF-8, where a byte-order mark is dropped and
 CRLF becomes LF, as Python reads text. Each line of a `.jsonl` file that is not blank is one
-document: a JSON object whose `text` is taken as it is.
+document: a JSON object with a field, `text` unless another is named, that is taken as it is.
 """
 
+import glob
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from toolkit.data.cuts import MAX_RUN, overlong_run
+from toolkit.data.formats import EXPECTED, kind_of
 from toolkit.errors import UsageError
 
-_TEXT_SUFFIXES = (".txt", ".md", ".markdown")
 _JSON_LINES_SUFFIX = ".jsonl"
 
 LONG_RUN = f"more than {MAX_RUN:,} characters without a boundary between words are no text"
@@ -29,11 +30,17 @@ class BadDocumentError(Exception):
         self.offset = offset
 
 
-def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
+def find_text_files(
+    inputs: Iterable[str | Path], extensions: Collection[str] = ()
+) -> tuple[list[Path], int]:
     """Return the text files that `inputs` name, and how many other files were ignored.
 
     Folders are searched to the bottom, in the order of the names, linked ones as well, each once;
-    hidden files and folders are passed over uncounted.
+    hidden files and folders are skipped uncounted. A name that is not there may be a pattern.
+
+    Args:
+        inputs: files, folders and patterns.
+        extensions: endings of further files that are text, such as `.py`.
 
     Raises:
         UsageError: an input doesn't exist or is of another kind, a folder cannot be read or holds
@@ -41,9 +48,10 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
     """
     found: dict[str, Path] = {}
     ignored = 0
-    for name in inputs:
-        path = Path(name)
-        files, others = _in_folder(path) if path.is_dir() else ([_named(path)], 0)
+    for path in _matched(inputs):
+        files, others = (
+            _in_folder(path, extensions) if path.is_dir() else ([_named(path, extensions)], 0)
+        )
         ignored += others
         for file in files:
             first = found.setdefault(os.path.realpath(file), file)
@@ -56,15 +64,15 @@ def find_text_files(inputs: Iterable[str | Path]) -> tuple[list[Path], int]:
 
 
 def is_json_lines(path: str | Path) -> bool:
-    """Tell whether each line of a file is a document."""
+    """Whether each line of a file is a document."""
     return str(path).lower().endswith(_JSON_LINES_SUFFIX)
 
 
-def document_of_line(line: bytes) -> str | None:
+def document_of_line(line: bytes, field: str = "text") -> str | None:
     """Return the document that one line of a `.jsonl` file holds, or None if it is blank.
 
     Raises:
-        BadDocumentError: the line is no JSON object with a `text` of proper Unicode in it.
+        BadDocumentError: the line is no JSON object with a `field` of proper Unicode in it.
     """
     try:
         decoded = line.decode("utf-8-sig")
@@ -73,12 +81,12 @@ def document_of_line(line: bytes) -> str | None:
     if not decoded.strip():
         return None
     fields = _parse(decoded)
-    if not isinstance(fields, dict) or "text" not in fields:
-        raise BadDocumentError(0, "not a JSON object with the field 'text'")
-    text = fields["text"]
+    if not isinstance(fields, dict) or field not in fields:
+        raise BadDocumentError(0, f"not a JSON object with the field '{field}'")
+    text = fields[field]
     if not isinstance(text, str):
-        raise BadDocumentError(0, f"the field 'text' is {_kind(text)}, not a string")
-    _check_json_text(text)
+        raise BadDocumentError(0, f"the field '{field}' is {_kind(text)}, not a string")
+    _check_json_text(text, field)
     return text
 
 
@@ -105,34 +113,37 @@ def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def _check_json_text(text: str) -> None:
+def _check_json_text(text: str, field: str) -> None:
     if not text.strip():
-        raise BadDocumentError(0, "the field 'text' is empty")
+        raise BadDocumentError(0, f"the field '{field}' is empty")
     if "\0" in text:
-        raise BadDocumentError(0, "the field 'text' is binary, it holds NUL")
+        raise BadDocumentError(0, f"the field '{field}' is binary, it holds NUL")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadDocumentError(0, "the field 'text' holds half of a surrogate pair") from None
+        raise BadDocumentError(0, f"the field '{field}' holds half of a surrogate pair") from None
     if overlong_run(text) is not None:
-        raise BadDocumentError(0, f"the field 'text': {LONG_RUN}")
+        raise BadDocumentError(0, f"the field '{field}': {LONG_RUN}")
 
 
-def _is_text(path: Path) -> bool:
-    return path.name.lower().endswith((*_TEXT_SUFFIXES, _JSON_LINES_SUFFIX))
+def _matched(inputs: Iterable[str | Path]) -> Iterator[Path]:
+    for name in inputs:
+        path = Path(name)
+        matches = [] if os.path.lexists(path) else sorted(glob.glob(str(name), recursive=True))
+        yield from [Path(match) for match in matches] or [path]
 
 
-def _named(path: Path) -> Path:
+def _named(path: Path, extensions: Collection[str]) -> Path:
     if not os.path.lexists(path):
         raise UsageError(f"{path}: no such file or folder")
-    if not _is_text(path):
+    if kind_of(path, extensions) is None:
         raise UsageError(
-            f"{path}: not text by its name; .txt, .md, .markdown or .jsonl is expected"
+            f"{path}: not text by its name; {EXPECTED} is expected, and --ext names others"
         )
     return path
 
 
-def _in_folder(folder: Path) -> tuple[list[Path], int]:
+def _in_folder(folder: Path, extensions: Collection[str]) -> tuple[list[Path], int]:
     files: list[Path] = []
     ignored = 0
     searched: set[str] = set()
@@ -144,12 +155,12 @@ def _in_folder(folder: Path) -> tuple[list[Path], int]:
         searched.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
-        # A link to nothing may be a folder that is not mounted; its survey says what it is.
-        texts = [path for path in paths if _is_text(path) or not os.path.exists(path)]
+        # A link to nothing may be a folder that is not mounted; its survey reports what it is.
+        texts = [path for path in paths if kind_of(path, extensions) or not os.path.exists(path)]
         files += texts
         ignored += len(paths) - len(texts)
     if not files:
-        raise UsageError(f"{folder}: holds no text (.txt, .md, .markdown or .jsonl)")
+        raise UsageError(f"{folder}: holds no text ({EXPECTED})")
     return sorted(files), ignored
 
 

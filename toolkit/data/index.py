@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.counted import counted
 from toolkit.data.shards import Shard, inspect_shard
 from toolkit.errors import UntrustedError, UsageError
 
@@ -33,7 +34,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """One input file; `skipped` counts its bad documents that were left out."""
+    """One input file; `skipped` counts its bad documents that were skipped."""
 
     path: str
     bytes: int
@@ -72,15 +73,14 @@ class Index:
 
     @property
     def skipped(self) -> int:
-        """Bad documents that were left out."""
+        """Bad documents that were skipped."""
         return sum(source.skipped for source in self.sources)
 
     def describe(self) -> str:
         """Return what the folder holds, as a part of a sentence."""
         return (
-            f"{self.tokens:,} tokens of {self.documents:,} "
-            f"{'document' if self.documents == 1 else 'documents'} in {len(self.shards):,} "
-            f"{'shard' if len(self.shards) == 1 else 'shards'}"
+            f"{self.tokens:,} tokens of {counted(self.documents, 'document')} in "
+            f"{counted(len(self.shards), 'shard')}"
         )
 
     def to_json(self) -> str:
@@ -118,7 +118,7 @@ def refuse_unfinished(folder: Path) -> None:
     """Refuse a folder without an index where `prepare` has begun.
 
     Raises:
-        UsageError: says what to do.
+        UsageError: names what to do.
     """
     if (folder / MARKER_NAME).exists():
         raise UsageError(
@@ -138,11 +138,11 @@ def check_shard(folder: Path, entry: ShardEntry) -> Shard:
         raise UntrustedError(f"{path}: missing, but {INDEX_NAME} lists it")
     size = path.stat().st_size
     if size != entry.bytes:
-        raise UntrustedError(f"{path}: {size} bytes, but {INDEX_NAME} says {entry.bytes}")
+        raise UntrustedError(f"{path}: {size} bytes, but {INDEX_NAME} has {entry.bytes}")
     shard = inspect_shard(path)
     if shard.layout != "llm.c" or shard.tokens != entry.tokens:
         raise UntrustedError(
-            f"{path}: {shard.tokens} tokens in {shard.layout}'s layout, but {INDEX_NAME} says "
+            f"{path}: {shard.tokens} tokens in {shard.layout}'s layout, but {INDEX_NAME} has "
             f"{entry.tokens} in llm.c's"
         )
     return shard
@@ -155,7 +155,7 @@ def unlisted_shards(folder: Path, index: Index) -> list[Path]:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that are shards by name, hidden ones left out, sorted."""
+    """Return the files of a folder that are shards by name, without hidden ones, sorted."""
     return sorted(
         path
         for path in folder.iterdir()

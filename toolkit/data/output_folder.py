@@ -10,7 +10,10 @@ from toolkit.data.index import MARKER_NAME, Index, read_index
 from toolkit.data.verify import shard_problems
 from toolkit.errors import UntrustedError, UsageError
 
-_OURS = re.compile(r"shard_\d{6}\.bin|\.(shard_\d{6}\.bin|index\.json)\.tmp")
+_OURS = re.compile(
+    r"shard_\d{6}\.bin|tokenizer\.(json|model)"
+    r"|\.(shard_\d{6}\.bin|index\.json|tokenizer\.(json|model))\.tmp"
+)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _read(address: str, session: Session, timeout: float, *, limit: int) -> byte
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip's configuration files and environment say, the strongest last."""
+    """What pip's configuration files and environment set, the strongest last."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )

@@ -1,7 +1,8 @@
-"""Token shards on disk: one sequence of 16-bit token ids per file, in three layouts.
+"""Token shards on disk: one sequence of token ids per file, in three layouts.
 
 * llm.c `.bin`: 256 little-endian int32 (magic 20240520, version 1, number of tokens, zeros), then
-  uint16 tokens; `write_fineweb` in llm.c's `dev/data/data_common.py`. It is what we write.
+  uint16 tokens; `write_datafile` in llm.c's `dev/data/data_common.py`. It is what we write. With
+  magic 20240801 and version 7 the tokens are uint32, for a vocabulary above 65,536.
 * nanoGPT `.bin`: bare uint16 tokens; `data/openwebtext/prepare.py`.
 * build-nanogpt `.npy`: one-dimensional uint16 array; `fineweb.py`.
 
@@ -24,41 +25,43 @@ from toolkit.data.vocabulary import VOCABULARY_SIZE
 from toolkit.errors import UntrustedError, UsageError
 
 MAGIC = 20240520
-VERSION = 1
 HEADER_BYTES = 256 * 4
-TOKEN_BYTES = 2
-# llm.c's layout for the 128k vocabulary of Llama 3, whose ids take 32 bits.
-_LLAMA3_MAGIC = 20240801
+_WIDE_MAGIC = 20240801
+_VERSIONS = {MAGIC: 1, _WIDE_MAGIC: 7}
+NARROW, WIDE = np.dtype("<u2"), np.dtype("<u4")
+"""The types of a shard's tokens."""
+_TYPES: dict[int, np.dtype] = {MAGIC: NARROW, _WIDE_MAGIC: WIDE}
 _HEADER_FIELDS_BYTES = 3 * 4
 # Fewer could be zeros by chance.
 _TELLING_TOKENS = 32
-_TOKEN = np.dtype("<u2")
 # 4 Mi tokens at a time: large enough for full disk speed, 8 MiB of memory.
 _SCAN_TOKENS = 2**22
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Where the tokens of one file lie: `tokens` of them from byte `offset` on."""
+    """Where the tokens of one file lie: `tokens` of them from byte `offset` on, each a `type`."""
 
     path: Path
     layout: Literal["llm.c", "nanoGPT", "build-nanogpt"]
     offset: int
     tokens: int
+    type: np.dtype = NARROW
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens [start, stop) as a uint16 array, read from the file now.
+        """Return tokens [start, stop) as an array of `type`, read from the file now.
 
         Raises:
             UntrustedError: the file is gone, unreadable or shorter than when it was inspected.
         """
+        width = self.type.itemsize
         try:
             found = np.fromfile(
-                self.path, _TOKEN, count=stop - start, offset=self.offset + start * TOKEN_BYTES
+                self.path, self.type, count=stop - start, offset=self.offset + start * width
             )
             if len(found) == stop - start:
                 return found
-            left = max(os.path.getsize(self.path) - self.offset, 0) // TOKEN_BYTES
+            left = max(os.path.getsize(self.path) - self.offset, 0) // width
         except OSError as error:
             raise UntrustedError(
                 f"{self.path}: cannot be read any more: {error.strerror}"
@@ -80,7 +83,7 @@ class Shard:
         place = start + first
         hint = ", or vocab_size is too small" if vocab_size < VOCABULARY_SIZE else ""
         raise UsageError(
-            f"{self.path}: token {place} (byte {self.offset + place * TOKEN_BYTES}) is id "
+            f"{self.path}: token {place} (byte {self.offset + place * self.type.itemsize}) is id "
             f"{int(tokens[first])}, but a vocabulary of {vocab_size} ends at id {vocab_size - 1}; "
             f"the shard was made with another vocabulary{hint}"
         )
@@ -95,7 +98,7 @@ class Shard:
 
     def largest(self) -> int:
         """Read the whole file once and return the largest id."""
-        return self.scan(vocab_size=2 ** (8 * TOKEN_BYTES))
+        return self.scan(vocab_size=2 ** (8 * self.type.itemsize))
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.tokens, _SCAN_TOKENS):
@@ -107,8 +110,8 @@ def inspect_shard(path: Path) -> Shard:
 
     Raises:
         UsageError: the file cannot be read, holds no tokens, or has another layout, version or
-            type of token; the message says what was found and what is expected.
-        UntrustedError: the size of the file contradicts what it says it holds.
+            type of token; the message names what was found and what is expected.
+        UntrustedError: the size of the file contradicts its header.
     """
     if path.suffix == ".npy":
         shard = _inspect_npy(path)
@@ -121,10 +124,16 @@ def inspect_shard(path: Path) -> Shard:
     return shard
 
 
-def header(tokens: int) -> bytes:
-    """Return the 1,024 bytes before the tokens in llm.c's layout."""
+def token_type(vocabulary_size: int) -> np.dtype:
+    """Return the narrowest type of a shard that holds every id of a vocabulary."""
+    return NARROW if vocabulary_size <= 2**16 else WIDE
+
+
+def header(tokens: int, kind: np.dtype = NARROW) -> bytes:
+    """Return the 1,024 bytes before tokens of a type in llm.c's layout."""
+    magic = MAGIC if kind == NARROW else _WIDE_MAGIC
     fields = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-    fields[:3] = MAGIC, VERSION, tokens
+    fields[:3] = magic, _VERSIONS[magic], tokens
     return fields.tobytes()
 
 
@@ -133,28 +142,24 @@ def _inspect_bin(path: Path) -> Shard:
         start = file.read(HEADER_BYTES)
     fields = np.frombuffer(start.ljust(HEADER_BYTES, b"\0"), dtype="<i4")
     magic, version, tokens = (int(field) for field in fields[:3])
-    if magic == _LLAMA3_MAGIC:
-        raise UsageError(
-            f"{path}: holds 32-bit tokens (magic {magic}, llm.c's layout for Llama 3), but 16-bit "
-            f"tokens (magic {MAGIC}) are expected"
-        )
     # Read as bare uint16, either magic would begin with an id above 55,000, which GPT-2's
     # vocabulary does not have: no nanoGPT file can be mistaken for llm.c's.
-    if magic != MAGIC:
+    if magic not in _TYPES:
         _refuse_damaged_header(path, start, size)
         _refuse_wide_tokens(path, start)
-        _check_size(path, size, offset=0, tokens=size // TOKEN_BYTES)
-        return Shard(path, "nanoGPT", 0, size // TOKEN_BYTES)
+        _check_size(path, size, offset=0, tokens=size // NARROW.itemsize)
+        return Shard(path, "nanoGPT", 0, size // NARROW.itemsize)
     if len(start) < HEADER_BYTES:
         raise UntrustedError(
             f"{path}: cut off inside its header ({len(start)} of {HEADER_BYTES:,} bytes)"
         )
-    if version != VERSION:
-        raise UsageError(f"{path}: header version {version}, but version {VERSION} is expected")
+    if version != (expected := _VERSIONS[magic]):
+        raise UsageError(f"{path}: header version {version}, but version {expected} is expected")
     if tokens < 0:
-        raise UntrustedError(f"{path}: the header says {tokens} tokens")
-    _check_size(path, size, offset=HEADER_BYTES, tokens=tokens)
-    return Shard(path, "llm.c", HEADER_BYTES, tokens)
+        raise UntrustedError(f"{path}: the header has {tokens} tokens")
+    kind = _TYPES[magic]
+    _check_size(path, size, offset=HEADER_BYTES, tokens=tokens, kind=kind)
+    return Shard(path, "llm.c", HEADER_BYTES, tokens, kind)
 
 
 def _refuse_damaged_header(path: Path, start: bytes, size: int) -> None:
@@ -163,7 +168,7 @@ def _refuse_damaged_header(path: Path, start: bytes, size: int) -> None:
         return
     for order, name in (("<", "little"), (">", "big")):
         magic, _, tokens = struct.unpack_from(f"{order}3i", start.ljust(HEADER_BYTES, b"\0"))
-        if tokens > 0 and size == HEADER_BYTES + tokens * TOKEN_BYTES:
+        if tokens > 0 and size == HEADER_BYTES + tokens * NARROW.itemsize:
             raise UntrustedError(
                 f"{path}: a damaged header: {name}-endian, magic {magic} and {tokens} tokens, but "
                 f"little-endian and magic {MAGIC} are expected"
@@ -175,8 +180,8 @@ def _refuse_wide_tokens(path: Path, start: bytes) -> None:
     tokens = np.frombuffer(start[: len(start) // 4 * 4], dtype="<u2")
     if len(tokens) >= _TELLING_TOKENS and tokens[::2].any() and not tokens[1::2].any():
         raise UsageError(
-            f"{path}: every second 16-bit token is 0, so it seems to hold 32-bit tokens; "
-            "16-bit tokens are expected"
+            f"{path}: every second 16-bit token is 0, so it seems to hold 32-bit tokens without "
+            "llm.c's header; 16-bit tokens are expected"
         )
 
 
@@ -193,7 +198,7 @@ def _inspect_npy(path: Path) -> Shard:
         except (ValueError, KeyError, SyntaxError, tokenize.TokenError):
             raise UsageError(f"{path}: not an array that numpy.save wrote") from None
         offset = file.tell()
-    if dtype != _TOKEN or len(shape) != 1:
+    if dtype != NARROW or len(shape) != 1:
         raise UsageError(
             f"{path}: an array of {dtype} with {len(shape)} dimensions, but uint16 "
             f"(little-endian) with 1 dimension is expected"
@@ -202,14 +207,16 @@ def _inspect_npy(path: Path) -> Shard:
     return Shard(path, "build-nanogpt", offset, shape[0])
 
 
-def _check_size(path: Path, size: int, *, offset: int, tokens: int) -> None:
-    expected = offset + tokens * TOKEN_BYTES
+def _check_size(
+    path: Path, size: int, *, offset: int, tokens: int, kind: np.dtype = NARROW
+) -> None:
+    expected = offset + tokens * kind.itemsize
     if size == expected:
         return
     if offset == 0:
         raise UntrustedError(f"{path}: {size} bytes are no whole number of 16-bit tokens")
     raise UntrustedError(
-        f"{path}: the header says {tokens} tokens, so {expected} bytes are expected, but the file "
+        f"{path}: the header has {tokens} tokens, so {expected} bytes are expected, but the file "
         f"has {size}"
     )
 

@@ -77,16 +77,17 @@ class TokenStream:
         return np.concatenate(pieces, dtype=np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what tells these tokens from others without reading them all.
+        """Return what distinguishes these tokens from others without reading them all.
 
         That is their number, a SHA-256 over 256 samples spread evenly, and, of prepared folders,
         the SHA-256 of each shard and of the vocabulary.
         """
         digest = hashlib.sha256()
+        kind = max((shard.type for shard in self.shards), key=lambda kind: kind.itemsize)
         for sample in range(_SAMPLES):
             start = sample * max(len(self) - _SAMPLE_TOKENS, 0) // (_SAMPLES - 1)
             stop = min(start + _SAMPLE_TOKENS, len(self))
-            digest.update(self.read(start, stop).astype("<u2").tobytes())
+            digest.update(self.read(start, stop).astype(kind).tobytes())
         folders = [Path(name) for name in self._names if Path(name).is_dir()]
         indexes = [index for folder in folders if (index := read_index(folder))]
         return {
@@ -112,6 +113,12 @@ def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
     if index is None:
         refuse_unfinished(folder)
         return [_scanned(path, vocab_size) for path in _shards_of_one_split(folder)]
+    vocabulary = index.vocabulary
+    if vocabulary.size > vocab_size:
+        raise UsageError(
+            f"{folder}: prepared with the vocabulary '{vocabulary.name}' of {vocabulary.size:,} "
+            f"tokens, but a vocabulary of {vocab_size:,} is expected; raise model.vocab_size"
+        )
     shards = []
     for entry in index.shards:
         shard = check_shard(folder, entry)
@@ -125,7 +132,7 @@ def _open_folder(folder: Path, vocab_size: int) -> list[Shard]:
 
 
 def _shards_of_one_split(folder: Path) -> list[Path]:
-    """Without an index only the names can say that a folder holds training and validation data."""
+    """Without an index only the names can show that a folder holds training and validation data."""
     paths = shard_files(folder)
     if not paths:
         raise UsageError(f"{folder}: holds no shard (.bin or .npy)")

@@ -20,6 +20,7 @@ from toolkit.data.documents import (
 )
 from toolkit.data.durable import blocks, sha256_of_rest
 from toolkit.data.index import SourceEntry
+from toolkit.data.unpack import TextFile
 from toolkit.errors import UsageError
 
 # Bytes of text that are encoded in one go: about 0.2 s of work.
@@ -44,6 +45,7 @@ class Slice(NamedTuple):
 class Survey:
     """What one file holds; `problem` is the first reason for leaving something out."""
 
+    path: Path
     source: SourceEntry
     slices: tuple[Slice, ...]
     problem: str | None
@@ -69,18 +71,25 @@ def grouped(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list
         yield group
 
 
-def survey_files(paths: list[Path], *, skip_bad: bool) -> list[Survey]:
+def survey_files(files: list[TextFile], *, skip_bad: bool, field: str) -> list[Survey]:
     """Survey one file after the other."""
-    return [survey(path, skip_bad=skip_bad) for path in paths]
+    return [survey(*file, skip_bad=skip_bad, field=field) for file in files]
 
 
-def survey(path: Path, *, skip_bad: bool) -> Survey:
+def survey(path: Path, name: str | None = None, *, skip_bad: bool, field: str = "text") -> Survey:
     """Read a file through, and return the slices of its good documents.
+
+    Args:
+        path: a text or a file of JSON-lines.
+        name: what a person knows it by, where that is another.
+        skip_bad: leave bad documents out and count them.
+        field: of a line, that is its text.
 
     Raises:
         UsageError: a document is bad and `skip_bad` is false; names file, line and byte offset.
     """
-    found = _Findings(path, skip_bad=skip_bad)
+    name = str(path) if name is None else name
+    found = _Findings(path, name, field, skip_bad=skip_bad)
     try:
         before = size_and_time(path)
         with open(path, "rb") as file:
@@ -88,21 +97,21 @@ def survey(path: Path, *, skip_bad: bool) -> Survey:
             file.seek(0)
             source_hash = sha256_of_rest(file)
     except OSError as error:
-        found = _Findings(path, skip_bad=skip_bad)
-        found.leave_out(f"{path}: cannot be read: {error.strerror}")
+        found = _Findings(path, name, field, skip_bad=skip_bad)
+        found.leave_out(f"{name}: cannot be read: {error.strerror}")
         before, source_hash = None, ""
     source = SourceEntry(
-        path=str(path),
+        path=name,
         bytes=before[0] if before else 0,
         sha256=source_hash,
         documents=found.documents,
         skipped=found.skipped,
     )
-    return Survey(source, tuple(found.slices), found.problem, before)
+    return Survey(path, source, tuple(found.slices), found.problem, before)
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Return what tells that a file was changed: its size and the time of its last change."""
+    """Return what shows that a file was changed: its size and the time of its last change."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(0, "not a regular file")
@@ -112,8 +121,10 @@ def size_and_time(path: Path) -> tuple[int, int]:
 class _Findings:
     """Collects the slices of one file and counts its documents, good and bad."""
 
-    def __init__(self, path: Path, *, skip_bad: bool) -> None:
+    def __init__(self, path: Path, name: str, field: str, *, skip_bad: bool) -> None:
         self.path = path
+        self.name = name
+        self.field = field
         self.skip_bad = skip_bad
         self.slices: list[Slice] = []
         self.documents = 0
@@ -132,7 +143,7 @@ def _survey_text(file: BinaryIO, found: _Findings) -> None:
         found.slices = [Slice(str(found.path), *bounds) for bounds in _bounds_of_text(file)]
         found.documents = 1
     except BadDocumentError as error:
-        found.leave_out(f"{found.path}, byte {error.offset}: {error}")
+        found.leave_out(f"{found.name}, byte {error.offset}: {error}")
 
 
 def _bounds_of_text(file: BinaryIO) -> Iterator[tuple[int, int]]:
@@ -181,10 +192,10 @@ def _survey_lines(file: BinaryIO, found: _Findings) -> None:
     begin = offset = 0
     for number, line in enumerate(file, 1):
         try:
-            found.documents += document_of_line(line) is not None
+            found.documents += document_of_line(line, found.field) is not None
         except BadDocumentError as error:
             place = f"line {number}, byte {offset + error.offset}"
-            found.leave_out(f"{found.path}, {place}: {error}")
+            found.leave_out(f"{found.name}, {place}: {error}")
             _add_slice(found, begin, offset)
             begin = offset + len(line)
         offset += len(line)
@@ -193,7 +204,7 @@ def _survey_lines(file: BinaryIO, found: _Findings) -> None:
             begin = offset
     _add_slice(found, begin, offset)
     if not found.documents and not found.skipped:
-        found.leave_out(f"{found.path}, byte 0: empty")
+        found.leave_out(f"{found.name}, byte 0: empty")
 
 
 def _add_slice(found: _Findings, start: int, stop: int) -> None:

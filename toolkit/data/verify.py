@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.counted import counted
 from toolkit.data.durable import sha256_of
 from toolkit.data.index import (
     INDEX_NAME,
@@ -50,8 +51,8 @@ class PlausibleShards:
         tokens = sum(shard.tokens for shard in self.shards)
         bare = "; nanoGPT's layout has no header, its tokens are counted by the size of the file"
         return (
-            f"{self.folder}: {tokens:,} tokens in {len(self.shards):,} "
-            f"{'shard' if len(self.shards) == 1 else 'shards'} ({listed}), headers and sizes "
+            f"{self.folder}: {tokens:,} tokens in "
+            f"{counted(len(self.shards), 'shard')} ({listed}), headers and sizes "
             f"agree, largest id {self.largest:,} of GPT-2's {VOCABULARY_SIZE - 1:,}\n"
             f"not checked: there is no {INDEX_NAME}, so neither hashes nor the list of shards, the "
             f"vocabulary or the documents are known{bare if layouts['nanoGPT'] else ''}"
@@ -100,7 +101,7 @@ def _verify_unlisted(folder: Path) -> PlausibleShards:
 
 
 def shard_problems(folder: Path, index: Index) -> Iterator[str]:
-    """Yield a sentence for each shard that is missing, surplus or not as the index says."""
+    """Yield a sentence for each shard that is missing, surplus or not as in the index."""
     for entry in index.shards:
         problem = _problem(folder, entry)
         if problem:
@@ -115,12 +116,12 @@ def _problem(folder: Path, entry: ShardEntry) -> str | None:
         shard = check_shard(folder, entry)
         found = sha256_of(path)
         if found != entry.sha256:
-            return f"{path}: SHA-256 {found}, but {INDEX_NAME} says {entry.sha256}"
+            return f"{path}: SHA-256 {found}, but {INDEX_NAME} has {entry.sha256}"
         largest = shard.largest()
     except ToolkitError as error:
         return str(error)
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     if largest != entry.max_token_id:
-        return f"{path}: largest id {largest}, but {INDEX_NAME} says {entry.max_token_id}"
+        return f"{path}: largest id {largest}, but {INDEX_NAME} has {entry.max_token_id}"
     return None

@@ -8,12 +8,11 @@ import numpy as np
 
 from toolkit.data.durable import publish, sha256_of, temporary_name
 from toolkit.data.index import ShardEntry
-from toolkit.data.shards import HEADER_BYTES, TOKEN_BYTES, header
+from toolkit.data.shards import HEADER_BYTES, header, token_type
 from toolkit.errors import UsageError
 
 # The header counts tokens in an int32.
 MAX_SHARD_TOKENS = 2**31 - 1
-_TOKEN = np.dtype("<u2")
 
 
 def shard_name(number: int) -> str:
@@ -21,26 +20,11 @@ def shard_name(number: int) -> str:
     return f"shard_{number:06d}.bin"
 
 
-def token_type(vocabulary_size: int) -> np.dtype:
-    """Return the integer type of a shard's tokens: unsigned 16 bits, all that the layout has.
-
-    Raises:
-        UsageError: the vocabulary has ids that 16 bits don't hold.
-    """
-    largest = np.iinfo(_TOKEN).max
-    if vocabulary_size > largest + 1:
-        raise UsageError(
-            f"a vocabulary of {vocabulary_size} has ids up to {vocabulary_size - 1}, but the "
-            f"16-bit tokens of a shard end at {largest}"
-        )
-    return _TOKEN
-
-
 class ShardWriter:
     """Cuts a stream of tokens into shards of `shard_tokens`; the last one is shorter.
 
     Raises:
-        UsageError: the vocabulary doesn't fit the layout, or a shard would hold too many tokens.
+        UsageError: a shard would hold too many tokens.
     """
 
     def __init__(self, folder: Path, *, shard_tokens: int, vocabulary_size: int) -> None:
@@ -97,14 +81,14 @@ class ShardWriter:
         assert self._file is not None
         with self._file as file:
             file.seek(0)
-            file.write(header(self._count))
+            file.write(header(self._count, self._type))
             file.flush()
             os.fsync(file.fileno())
         digest = sha256_of(temporary_name(self._path))
         entry = ShardEntry(
             file=self._path.name,
             tokens=self._count,
-            bytes=HEADER_BYTES + self._count * TOKEN_BYTES,
+            bytes=HEADER_BYTES + self._count * self._type.itemsize,
             sha256=digest,
             max_token_id=self._largest,
         )

@@ -8,7 +8,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class MeasuredSizes:
-    """Elements of a model that its engine's buckets follow; `ModelSizes` says them of a GPT-2.
+    """Elements of a model that its engine's buckets follow; `ModelSizes` has them of a GPT-2.
 
     Attributes:
         parameter_count: of all parameters, a tied one once.

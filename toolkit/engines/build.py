@@ -16,6 +16,7 @@ from toolkit.engines.strategies import (
     FSDP2_STRATEGIES,
     Accumulation,
     Precision,
+    Strategy,
     check_accumulation,
     check_precision,
 )
@@ -41,45 +42,38 @@ def build_engine(
     trackers: list[str] | None = None,
     project_dir: str | None = None,
     block_classes: Sequence[type[nn.Module]] = (),
+    compile_blocks: bool = False,
 ) -> Engine:
-    """Wrap model and optimizer together for the launched strategy.
-
-    `start_process_group` must have run. The optimizer must have been built on this model: engines
-    replace its parameters by their sharded ones, which works only in one call for both. Weights
-    that are tied before are tied again after it.
+    """Wrap model and optimizer for the launched strategy; `start_process_group` must have run.
 
     Args:
         model: any module; called with a micro-batch's tensors, it returns a sum of losses.
+        optimizer: built on this model.
         block_classes: the classes whose modules are sharded one by one and gathered one at a time;
             without any, those that `blocks_of` finds.
+        compile_blocks: whether to compile them, which no engine's hooks are inside of.
 
     Raises:
-        UsageError: the strategy cannot accumulate in this mode, the device cannot train in this
-            precision, the launch file asks for another precision, a tracker is not installed, or
-            the model cannot be sharded by its blocks.
+        UsageError: strategy, mode, precision, model or trackers are not possible here.
     """
-    from accelerate import Accelerator, PartialState
+    from accelerate import Accelerator
 
-    check_accumulation(launched.strategy, accumulation)
-    check_precision(precision, PartialState().device.type)
-    _check_launched_precision(launched, precision)
-    _check_trackers(trackers or [])
-    ties = tied_names(model)
     blocks = blocks_of(model, block_classes)
-    if launched.strategy in FSDP2_STRATEGIES:
-        check_ties(model, ties, blocks)
+    _check_model(model, blocks, launched.strategy)
+    check_accumulation(launched.strategy, accumulation)
+    _check_precision(launched, precision)
+    _check_trackers(trackers or [])
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         log_with=trackers or None,
         project_dir=project_dir,
         **_plugins(launched, plan, model, blocks, accumulation, precision, grad_clip),
     )
-    wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
-    tie_again(model, ties)
-    if accelerator.scaler is None:
-        wrapped_optimizer = plain_optimizer(wrapped_optimizer)
+    to_compile = blocks if compile_blocks else []
+    wrapped, wrapped_optimizer = _wrap(accelerator, model, optimizer, to_compile)
     return _engine_class(launched, blocks)(
         accelerator=accelerator,
+        module=model,
         model=wrapped,
         optimizer=wrapped_optimizer,
         launched=launched,
@@ -88,7 +82,48 @@ def build_engine(
     )
 
 
-def _check_launched_precision(launched: Launched, precision: Precision) -> None:
+def _wrap(
+    accelerator: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    to_compile: Sequence[nn.Module],
+) -> tuple[Any, Any]:
+    """Tie, checkpoint, compile, wrap, in the one order that works.
+
+    Tying and checkpointing come first because they are the model's own: its constructor shares
+    weights, and its forward pass recomputes blocks inside of whatever is put around them.
+    """
+    # Before wrapping, which makes two parameters of one that is shared.
+    ties = tied_names(model)
+    # In place, so that names stay, and before wrapping, so that hooks stay outside the code.
+    for block in to_compile:
+        block.compile()
+    # Both in one call: engines replace the optimizer's parameters by their sharded ones.
+    wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
+    # After wrapping, when there are sharded parameters to share.
+    tie_again(model, ties)
+    # Last, when it is known whether there are losses to scale.
+    if accelerator.scaler is None:
+        wrapped_optimizer = plain_optimizer(wrapped_optimizer)
+    return wrapped, wrapped_optimizer
+
+
+def _check_model(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
+    """Refuse a model that cannot be sharded by its blocks, where that is what a strategy does."""
+    if strategy not in FSDP2_STRATEGIES:
+        return
+    check_ties(model, tied_names(model), blocks)
+    if not blocks:
+        raise UsageError(
+            f"{strategy} shards a model block by block, and {type(model).__name__} has no "
+            "nn.ModuleList of blocks of one class; give build_engine their block_classes"
+        )
+
+
+def _check_precision(launched: Launched, precision: Precision) -> None:
+    from accelerate import PartialState
+
+    check_precision(precision, PartialState().device.type)
     if launched.precision not in (None, precision):
         raise UsageError(
             f"the launch file says mixed_precision: {launched.precision} but the run says "
@@ -97,7 +132,7 @@ def _check_launched_precision(launched: Launched, precision: Precision) -> None:
 
 
 def _check_trackers(asked: list[str]) -> None:
-    """Refuse a tracker that is not installed; Accelerate would leave it out in silence."""
+    """Refuse a tracker that is not installed; Accelerate would skip it in silence."""
     from accelerate.tracking import get_available_trackers
 
     available = [str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()]
@@ -139,8 +174,8 @@ def _plugins(
         from toolkit.engines.deepspeed_config import STAGES, build_deepspeed_config
 
         plugin = DeepSpeedPlugin(zero_stage=STAGES[launched.strategy])
-        # Given as an argument, the dictionary would be refused wherever the launch file, too, says
-        # the stage; and the launch file has to say it, for it is what picks the engine.
+        # Given as an argument, the dictionary would be refused wherever the launch file, too, sets
+        # the stage; and the launch file has to set it, for it is what picks the engine.
         plugin.deepspeed_config |= build_deepspeed_config(
             launched.strategy,
             accumulation,
@@ -159,11 +194,6 @@ def _plugins(
         return {"kwargs_handlers": [ddp]}
     if launched.strategy == "single":
         return {}
-    if not blocks:
-        raise UsageError(
-            f"{launched.strategy} shards a model block by block, and {type(model).__name__} has no "
-            "nn.ModuleList of blocks of one class; give build_engine their block_classes"
-        )
     return _fsdp2_plugins(launched, {type(block).__name__ for block in blocks}, precision)
 
 

@@ -91,7 +91,7 @@ class CollectiveCounter(TorchDispatchMode):
 
         Args:
             kind: which.
-            above: payloads of at most this many elements are left out, such as a loss or a norm.
+            above: payloads of at most this many elements are skipped, such as a loss or a norm.
         """
         found = [call for call in self.seen if call.kind == kind and call.elements > above]
         return Traffic(

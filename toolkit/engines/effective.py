@@ -1,4 +1,4 @@
-"""What was asked against what is in force, read off the wrapped model and the running first step.
+"""What was asked against what is effective, read off the wrapped model and the running first step.
 
 Engines fall back in silence: an unlaunched world trains copies, a misspelt stage becomes the
 default, a tied head comes apart. Each of these is an error here, not a line in a log.
@@ -91,7 +91,7 @@ def _raise_differences(facts: list[Fact]) -> None:
         if fact.asked != fact.found
     ]
     if differences:
-        raise UsageError("what was asked is not in force: " + "; ".join(differences))
+        raise UsageError("what was asked is not effective: " + "; ".join(differences))
 
 
 def _tie(module: nn.Module, first: str, second: str) -> str:
@@ -100,8 +100,8 @@ def _tie(module: nn.Module, first: str, second: str) -> str:
 
 
 def _optimizer_parameters(engine: Engine) -> str:
-    held = {id(parameter) for parameter in engine.updated_parameters()}
-    missing = [name for name, p in engine.named_parameters() if id(p) not in held]
+    held = {id(parameter) for parameter in engine.state.updated_parameters()}
+    missing = [name for name, p in engine.module.named_parameters() if id(p) not in held]
     return f"without {missing[0]}" if missing else "the model's"
 
 
@@ -115,7 +115,7 @@ def _strategy_facts(engine: Engine, precision: Precision) -> list[Fact]:
 
 
 def _dtypes(engine: Engine) -> set[torch.dtype]:
-    return {parameter.dtype for _, parameter in engine.named_parameters()}
+    return {parameter.dtype for _, parameter in engine.module.named_parameters()}
 
 
 def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
@@ -125,7 +125,7 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
     wrapped = [block for block in blocks if isinstance(block, FSDPModule)]
     policy = mixed_precision(engine.model)
     shards = engine.world_size // engine.launched.replicas
-    sizes = [_shard_excess(parameter, shards) for _, parameter in engine.named_parameters()]
+    sizes = [_shard_excess(parameter, shards) for _, parameter in engine.module.named_parameters()]
     reshard = {reshards_after_forward(block) for block in wrapped}
     return [
         Fact("sharded blocks", len(blocks), len(wrapped)),
@@ -151,14 +151,14 @@ def _shard_excess(parameter: nn.Parameter, shards: int) -> int:
 
 def _zero_facts(engine: Engine, precision: Precision) -> list[Fact]:
     from toolkit.engines.deepspeed_internals import whole_size
-    from toolkit.engines.zero import ZeroEngine
+    from toolkit.engines.zero import ZeroState
 
     model: Any = engine.model
-    masters = cast(ZeroEngine, engine).masters
+    masters = cast(ZeroState, engine.state).masters
     stage = int(engine.launched.strategy.removeprefix("zero"))
     _, accumulation = model.get_data_types()
     held = sum(master.numel() for master in masters)
-    parameters = sum(whole_size(p) for _, p in engine.named_parameters())
+    parameters = sum(whole_size(p) for _, p in engine.module.named_parameters())
     share = held * engine.world_size / parameters
     return [
         Fact("ZeRO stage", stage, int(model.zero_optimization_stage())),
@@ -175,7 +175,7 @@ def _window_dtypes(engine: Engine) -> set[torch.dtype]:
     """Dtypes of gradients that wait on the parameters themselves until the end of the window."""
     if engine.launched.strategy == "zero1" or engine.accumulation != "replicated":
         return set()
-    return {getattr(p, "grad_dtype", p.dtype) for _, p in engine.named_parameters()}
+    return {getattr(p, "grad_dtype", p.dtype) for _, p in engine.module.named_parameters()}
 
 
 @contextmanager
@@ -208,8 +208,10 @@ def check_first_step(engine: Engine, reductions: Reductions) -> Iterator[None]:
 def _fingerprints(engine: Engine) -> dict[str, int]:
     """Sum of each parameter's bits, read as integers: any update changes it."""
     return {
-        name: int(engine.full_parameter(p).contiguous().view(torch.int32).sum(dtype=torch.int64))
-        for name, p in engine.named_parameters()
+        name: int(
+            engine.state.full_parameter(p).contiguous().view(torch.int32).sum(dtype=torch.int64)
+        )
+        for name, p in engine.module.named_parameters()
     }
 
 
@@ -223,7 +225,7 @@ def _state_dtypes(engine: Engine) -> set[torch.dtype]:
 def _reduction_facts(engine: Engine, counter: CollectiveCounter, asked: Reductions) -> list[Fact]:
     """Kinds of gradient reduction on both sides of the window's boundary."""
     # A loss or a vector of norms is no gradient.
-    above = len(list(engine.named_parameters()))
+    above = len(list(engine.module.named_parameters()))
     found: dict[bool, set[str]] = {False: set(), True: set()}
     for call in counter.seen:
         if call.kind in ("all_reduce", "reduce_scatter") and call.elements > above:

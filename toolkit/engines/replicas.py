@@ -25,17 +25,17 @@ def check_replicas(engine: Engine) -> None:
     if problems:
         raise UntrustedError(
             f"replicas have drifted apart though all made the same updates: {'; '.join(problems)}; "
-            "suspect that rank's memory, and carry on from the last checkpoint"
+            "suspect that rank's memory, and resume from the last checkpoint"
         )
 
 
 def replica_problems(engine: Engine) -> list[str]:
     """Return a sentence for each group of replicas that are not the same bits; a collective."""
-    groups = engine.replica_groups()
+    groups = engine.state.replica_groups()
     if not groups:
         return []
-    names = [name for name, _ in engine.named_parameters()]
-    own = torch.stack([_bits(tensor) for tensor in engine.replicated_tensors()])
+    names = [name for name, _ in engine.module.named_parameters()]
+    own = torch.stack([_bits(tensor) for tensor in engine.state.replicated_tensors()])
     sums = [torch.empty_like(own) for _ in range(engine.world_size)]
     dist.all_gather(sums, own)
     rows = [tuple(row.tolist()) for row in sums]

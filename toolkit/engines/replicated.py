@@ -2,34 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
 
-from toolkit.engines.engine import Engine, Kind, start_adamw
+from toolkit.engines.engine import Engine
+from toolkit.engines.state import EngineState, Kind
 
 
-class ReplicatedEngine(Engine):
-    """One process, or DDP: `no_sync` keeps gradients local where the mode is `replicated`."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The model inside DDP's wrapper, if there is one."""
-        return self.accelerator.unwrap_model(self.model)
-
-    def _before_last_micro_step(self) -> AbstractContextManager[None]:
-        if self.accumulation == "replicated" and self.launched.strategy == "ddp":
-            return self.model.no_sync()
-        return super()._before_last_micro_step()
-
-    def _clear_gradients(self) -> None:
-        # Under DDP gradients are views of its buckets; a new set beside the buckets would be
-        # allocated by the first micro-step that does not communicate.
-        self.optimizer.zero_grad(set_to_none=self.launched.strategy == "single")
+class ReplicatedState(EngineState):
+    """Whole tensors: a parameter is its own master."""
 
     def replica_groups(self) -> list[tuple[int, ...]]:
         """All ranks are replicas of each other."""
-        return [tuple(range(self.world_size))] if self.world_size > 1 else []
+        return [tuple(range(self.launched.world_size))] if self.launched.world_size > 1 else []
 
     def held_gradients(self) -> Iterator[torch.Tensor]:
         """Yield each parameter's gradient; under DDP they are views of its buckets."""
@@ -53,13 +40,26 @@ class ReplicatedEngine(Engine):
     @property
     def copies(self) -> tuple[int, int]:
         """All ranks hold the same."""
-        return self.rank, self.world_size
+        return self.launched.rank, self.launched.world_size
 
     def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
         """Return the tensor itself."""
         found = parameter if kind == "parameter" else self.optimizer.state[parameter][kind]
         return found.detach().view(-1)
 
-    def start_moments(self, updates: int) -> None:
-        """Make the state as the optimizer's own first update would."""
-        start_adamw(self.optimizer, updates)
+
+class ReplicatedEngine(Engine):
+    """One process, or DDP: `no_sync` keeps gradients local where the mode is `replicated`."""
+
+    state_class = ReplicatedState
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        # Under DDP gradients are views of its buckets; a new set beside the buckets would be
+        # allocated by the first micro-step that does not communicate.
+        self.set_to_none = self.launched.strategy != "ddp"
+
+    def _before_last_micro_step(self) -> AbstractContextManager[None]:
+        if self.accumulation == "replicated" and self.launched.strategy == "ddp":
+            return self.model.no_sync()
+        return super()._before_last_micro_step()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, get_args
 
+from toolkit.counted import counted
 from toolkit.errors import UsageError
 
 Strategy = Literal["single", "ddp", "fsdp2", "fsdp2_no_reshard", "hsdp", "zero1", "zero2", "zero3"]
@@ -18,6 +19,9 @@ ACCUMULATIONS: tuple[Accumulation, ...] = get_args(Accumulation)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
+
+TRACEABLE: tuple[Strategy, ...] = ("single", *FSDP2_STRATEGIES)
+"""Their step runs on tensors without data, which DDP's reducer and DeepSpeed refuse."""
 
 REPLICAS = 2
 """Replica groups of hybrid sharding on a single machine: the fewest there can be."""
@@ -112,12 +116,13 @@ def replica_groups(*, groups: int, shards: int, world_size: int, machines: int) 
             f"{shards} = {groups * shards}, but num_processes is {world_size}; set one of the two, "
             "the other follows"
         )
+    processes = counted(world_size, "process", "processes")
     if world_size % shards:
-        raise UsageError(f"{world_size} processes cannot form equal replica groups of {shards}")
+        raise UsageError(f"{processes} cannot form equal replica groups of {shards}")
     if groups == 1:
         groups = world_size // shards if shards > 1 else replicas_of("hsdp", machines=machines)
     if world_size % groups:
-        raise UsageError(f"{world_size} processes cannot form {groups} equal replica groups")
+        raise UsageError(f"{processes} cannot form {groups} equal replica groups")
     if groups == world_size:
         raise UsageError(
             f"{groups} replica groups on {world_size} processes leave nothing to shard over; "

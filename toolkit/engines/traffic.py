@@ -1,4 +1,4 @@
-"""Collectives in numbers: what was counted on a running program, and what a step's program says."""
+"""Collectives in numbers: counted on a running program, or read off the program of a step."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args

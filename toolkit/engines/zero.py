@@ -14,7 +14,94 @@ from deepspeed import utils as ds
 from torch import nn
 
 from toolkit.engines import deepspeed_internals as internals
-from toolkit.engines.engine import Engine, Kind, MicroBatch
+from toolkit.engines.engine import Engine, MicroBatch
+from toolkit.engines.state import EngineState, Kind
+
+
+class ZeroState(EngineState):
+    """Flat fp32 partitions, in which every parameter has a fragment."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        internals.check_optimizer(self.optimizer)
+
+    @property
+    def masters(self) -> list[torch.Tensor]:
+        """This rank's flat fp32 partitions, one per parameter group."""
+        return internals.masters(self.optimizer)
+
+    def updated_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what the flat partitions were made of."""
+        return internals.compute_parameters(self.optimizer)
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """All ranks compute with the same whole parameters below stage 3."""
+        whole = not self._is_partitioned and self.launched.world_size > 1
+        return [tuple(range(self.launched.world_size))] if whole else []
+
+    def held_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield whole gradients on the parameters, and the sums of this rank's partition."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from internals.held_sums(self.optimizer)
+
+    def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Gather the fp32 master fragments."""
+        return ds.safe_get_full_fp32_param(parameter)
+
+    def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Gather the averaged gradient fragments."""
+        return ds.safe_get_full_grad(parameter)
+
+    def held(self, parameter: nn.Parameter) -> range:
+        """Return this rank's fragment, which may be empty; stage 3 cuts every parameter equally."""
+        return internals.part_held(parameter, self.launched.rank)
+
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Nothing is held twice."""
+        return 0, 1
+
+    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
+        """Return the fragment of the flat fp32 partition, or of the state kept beside it."""
+        held = len(self.held(parameter))
+        if self._is_partitioned:
+            if kind == "parameter":
+                return ds.safe_get_local_fp32_param(parameter)[:held]
+            return ds.safe_get_local_optimizer_state(parameter, kind)[:held]
+        if not held:
+            return torch.empty(0, device=parameter.device)
+        if kind == "parameter":
+            return internals.master_part(parameter)
+        return internals.moment_part(self.optimizer, parameter, kind)
+
+    def start_moments(self, updates: int) -> None:
+        """Make the state of each flat partition, which a fresh engine does not have yet."""
+        for master in self.masters:
+            self.optimizer.state[master] = {
+                "step": torch.tensor(float(updates), device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+        internals.link_moments(self.optimizer)
+
+    @property
+    def loss_scale(self) -> dict[str, float] | None:
+        """DeepSpeed keeps a scaler of its own."""
+        return internals.loss_scale(self.optimizer)
+
+    def load_loss_scale(self, found: dict[str, float]) -> None:
+        """Set the scale; the count goes on from where it was."""
+        internals.set_loss_scale(self.optimizer, found["scale"], int(found["held"]))
+
+    def finish_loading(self) -> None:
+        """Make the parameters that the model computes with out of the masters."""
+        internals.use_masters(self.optimizer)
+
+    @property
+    def _is_partitioned(self) -> bool:
+        return self.launched.strategy == "zero3"
 
 
 class ZeroEngine(Engine):
@@ -24,22 +111,17 @@ class ZeroEngine(Engine):
     the whole window is inside `coalesce_grad_reduction`.
     """
 
+    state_class = ZeroState
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._partitions: Any = self.model.optimizer
-        internals.check_optimizer(self._partitions)
         if self._coalesces:
             # The window's gradients wait on the parameters themselves, which are bf16.
-            for _, parameter in self.named_parameters():
+            for parameter in self.parameters:
                 parameter.grad_dtype = torch.float32
-        if internals.whole_sums(self._partitions):
+        if internals.whole_sums(self.optimizer):
             # Clipped here: DeepSpeed would clip once more, by its own norm.
-            self.model.optimizer.clip_grad = 0.0
-
-    @property
-    def module(self) -> nn.Module:
-        """The model inside DeepSpeed's engine."""
-        return self.model.module
+            self.optimizer.clip_grad = 0.0
 
     def _micro_steps(self, micro_batches: Sequence[MicroBatch]) -> Generator[MicroBatch]:
         """Yield the micro-batches; the last one is DeepSpeed's boundary."""
@@ -72,98 +154,19 @@ class ZeroEngine(Engine):
         """Add the gradient; the loss is divided already, so DeepSpeed must not divide it again."""
         self.model.backward(loss * self.world_size, scale_wrt_gas=False)
 
-    def clip_and_step(self) -> torch.Tensor:
+    def _update(self) -> torch.Tensor:
         """Let DeepSpeed clip, update and clear, and ask it for the norm it saw."""
-        sums = internals.whole_sums(self._partitions)
+        sums = internals.whole_sums(self.optimizer)
         grad_norm = self._clip(sums) if sums else None
         self.model.step()
-        self._window = None
         if grad_norm is None:
             grad_norm = self.model.get_global_grad_norm()
         return torch.as_tensor(grad_norm, dtype=torch.float64, device=self.device)
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether DeepSpeed left out the last update because of an overflow."""
+        """Whether DeepSpeed skipped the last update because of an overflow."""
         return not self.model.was_step_applied()
 
     def _drop_gradients(self) -> None:
-        internals.drop_gradients(self._partitions)
-
-    @property
-    def masters(self) -> list[torch.Tensor]:
-        """This rank's flat fp32 partitions, one per parameter group."""
-        return internals.masters(self._partitions)
-
-    def updated_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield what the flat partitions were made of."""
-        return internals.compute_parameters(self._partitions)
-
-    def replica_groups(self) -> list[tuple[int, ...]]:
-        """All ranks compute with the same whole parameters below stage 3."""
-        whole = not self._is_partitioned and self.world_size > 1
-        return [tuple(range(self.world_size))] if whole else []
-
-    def held_gradients(self) -> Iterator[torch.Tensor]:
-        """Yield whole gradients on the parameters, and the sums of this rank's partition."""
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                yield parameter.grad
-        yield from internals.held_sums(self._partitions)
-
-    def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Gather the fp32 master fragments."""
-        return ds.safe_get_full_fp32_param(parameter)
-
-    def full_gradient(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Gather the averaged gradient fragments."""
-        return ds.safe_get_full_grad(parameter)
-
-    def held(self, parameter: nn.Parameter) -> range:
-        """Return this rank's fragment, which may be empty; stage 3 cuts every parameter equally."""
-        return internals.part_held(parameter, self.rank)
-
-    @property
-    def copies(self) -> tuple[int, int]:
-        """Nothing is held twice."""
-        return 0, 1
-
-    def held_values(self, parameter: nn.Parameter, kind: Kind) -> torch.Tensor:
-        """Return the fragment of the flat fp32 partition, or of the state kept beside it."""
-        held = len(self.held(parameter))
-        if self._is_partitioned:
-            if kind == "parameter":
-                return ds.safe_get_local_fp32_param(parameter)[:held]
-            return ds.safe_get_local_optimizer_state(parameter, kind)[:held]
-        if not held:
-            return torch.empty(0, device=self.device)
-        if kind == "parameter":
-            return internals.master_part(parameter)
-        return internals.moment_part(self._partitions, parameter, kind)
-
-    def start_moments(self, updates: int) -> None:
-        """Make the state of each flat partition, which a fresh engine does not have yet."""
-        for master in self.masters:
-            self.optimizer.state[master] = {
-                "step": torch.tensor(float(updates), device=self.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
-        internals.link_moments(self._partitions)
-
-    @property
-    def loss_scale(self) -> dict[str, float] | None:
-        """DeepSpeed keeps a scaler of its own."""
-        return internals.loss_scale(self._partitions)
-
-    def load_loss_scale(self, found: dict[str, float]) -> None:
-        """Set the scale; the count goes on from where it was."""
-        internals.set_loss_scale(self._partitions, found["scale"], int(found["held"]))
-
-    def finish_loading(self) -> None:
-        """Make the parameters that the model computes with out of the masters."""
-        internals.use_masters(self._partitions)
-
-    @property
-    def _is_partitioned(self) -> bool:
-        return self.launched.strategy == "zero3"
+        internals.drop_gradients(self.optimizer)

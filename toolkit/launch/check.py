@@ -19,8 +19,8 @@ _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _DEFAULT_STEPS = 1
 """Micro-steps that `accelerate config` writes for whoever leaves them to the program."""
 
-# Enough to tell the two kinds apart, however long the file.
-_TELLING_KEYS = 50
+# Enough to distinguish the two kinds, however long the file.
+_COMPARED_KEYS = 50
 
 
 class Report(NamedTuple):
@@ -99,7 +99,7 @@ def check_launched(
         launched = replace(launched, config_file=str(path), on_cpu=on_cpu)
     if launched.recomputes and not config.model.activation_checkpointing:
         raise UsageError(
-            "the launch says fsdp_activation_checkpointing: true, the run says "
+            "the launch has fsdp_activation_checkpointing: true, the run has "
             "model.activation_checkpointing: false; the run decides"
         )
     return launched, notes
@@ -160,7 +160,7 @@ def _contradictions(config: RunConfig, launch: LaunchFile, plan: BatchPlan | Non
 
 def _contradiction(key: str, value: object, run_key: str, decided: object) -> str:
     return (
-        f"the launch file says {key}: {value}, the run says {run_key}: {decided}; "
+        f"the launch file has {key}: {value}, the run has {run_key}: {decided}; "
         f"take {key} out of the launch file, the run decides"
     )
 
@@ -168,7 +168,7 @@ def _contradiction(key: str, value: object, run_key: str, decided: object) -> st
 def check_files(paths: Sequence[str | Path]) -> Report:
     """Check run configurations and launch files, each alone and every run with every launch file.
 
-    The two kinds are told apart by their keys. Nothing is raised: problems are lines of the report.
+    Keys show which of the two kinds a file is. Nothing is raised: problems are lines of the report.
     """
     report = Report([], [])
     runs: list[tuple[Path, RunConfig]] = []
@@ -221,9 +221,9 @@ def _check_run(path: Path, report: Report) -> RunConfig:
 def _is_launch_file(path: Path) -> bool:
     """Whether more of a file's top-level keys, misspelt or not, are a launch file's than a run's.
 
-    To train from an empty file means all defaults, but what it was meant to be nobody can tell.
+    To train from an empty file means all defaults, but what it was meant to be nobody knows.
     """
-    keys = list(load_yaml_mapping(path))[:_TELLING_KEYS]
+    keys = list(load_yaml_mapping(path))[:_COMPARED_KEYS]
     if not keys:
         raise UsageError(f"{path}: holds no key, so it is no run configuration and no launch file")
     return _likeness(keys, LaunchFile.model_fields) > _likeness(keys, RunConfig.model_fields)

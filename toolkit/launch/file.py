@@ -150,9 +150,9 @@ def _misplaced(written: dict[str, Any]) -> Iterator[str]:
     for key in _leaves(written):
         section, _, name = key.rpartition(".")
         if name in _OF_THE_RUN and section != "deepspeed_config":
-            yield f"{key} must be left out: the run configuration decides with {_OF_THE_RUN[name]}"
+            yield f"{key} must be removed: the run configuration decides with {_OF_THE_RUN[name]}"
     if "ipex_config" in written:
-        yield "ipex_config must be left out: Accelerate has no such key since it dropped IPEX"
+        yield "ipex_config must be removed: Accelerate has no such key since it dropped IPEX"
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The keys of Accelerate's launch files, and which of their values this project stands by.
+"""The keys of Accelerate's launch files, and which of their values this project supports.
 
 Each key of Accelerate 1.15's `ClusterConfig` and of its nested sections is known here; one that
 asks for what this project does not do is refused with the reason, and one that it does without is
@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from toolkit.config.problems import OF_THE_KEY, describe_value
 from toolkit.config.sections import Section
+from toolkit.counted import counted
 from toolkit.engines.strategies import is_plain_sharding, replica_groups
 
 
@@ -21,7 +22,7 @@ def _only(*allowed: Any, why: str) -> BeforeValidator:
     """Accept the given values alone, with their types; absent in the file counts as the default."""
     named = [str(good).lower() if isinstance(good, bool) else str(good) for good in allowed if good]
     named += ["false"] if False in allowed and not named else []
-    rule = f"must be {' or '.join(named)}" if named else "must be left out"
+    rule = f"must be {' or '.join(named)}" if named else "must be removed"
 
     def check(value: Any) -> Any:
         if not any(value == good and type(value) is type(good) for good in allowed):
@@ -232,11 +233,12 @@ class LaunchFile(Section):
         )
 
     def notes(self) -> list[str]:
-        """Return a sentence for each value that changes nothing, or more than it says."""
+        """Return a sentence for each value that changes nothing, or more than it seems to."""
         notes = list(_unused(self))
         if self.parallelism_config and not self.is_hybrid_on(self.num_processes):
             notes.append(
-                f"parallelism_config: one replica group of {self.num_processes:,} processes is "
+                f"parallelism_config: one replica group of "
+                f"{counted(self.num_processes, 'process', 'processes')} is "
                 "plain sharding, without replicas"
             )
         if self.use_cpu:

@@ -1,4 +1,4 @@
-"""`accelerate launch`, without the launcher's own traceback when a worker has said what is wrong.
+"""`accelerate launch`, without its own traceback when a worker has reported what is wrong.
 
 It ends with the exit code of the worker that ended first, where one did, and otherwise as
 `accelerate launch` does.
@@ -70,7 +70,7 @@ def run_launcher(command: Sequence[str]) -> int:
             code = process.wait()
         if code == -signal.SIGTERM:
             # It had no handler yet, so it had started nothing.
-            _say_that_nothing_was_started()
+            _report_nothing_started()
             return Preempted.exit_code
         return int(code)
     finally:
@@ -115,7 +115,7 @@ def _launch() -> int:
     arguments = launch.launch_command_parser().parse_args(sys.argv[2:])
     end_worker_by(_ask_to_end)
     if (arguments.num_machines or 1) > 1:
-        Thread(target=_say_if_alone, args=(arguments,), daemon=True).start()
+        Thread(target=_report_if_alone, args=(arguments,), daemon=True).start()
     with gathering_exit_codes() as worker_code:
         code = _run(launch.launch_command, arguments)
         return (worker_code() or code) if code else 0
@@ -133,10 +133,10 @@ def _run(launch_command: Callable[[Namespace], None], arguments: Namespace) -> i
         return 1
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        _say_if_killed(f"rank {rank}", failure.exitcode)
+        _report_if_killed(f"rank {rank}", failure.exitcode)
         return 1
     except subprocess.CalledProcessError as error:
-        _say_if_killed("the process", error.returncode)
+        _report_if_killed("the process", error.returncode)
         return 1
     except (SignalException, KeyboardInterrupt):
         return STOPPED
@@ -161,7 +161,7 @@ def _check_engine(command: Sequence[str]) -> None:
         check_installed(strategy_of(load_launch_file(path)))
 
 
-def _say_if_alone(arguments: Namespace) -> None:
+def _report_if_alone(arguments: Namespace) -> None:
     """Explain what is otherwise ten silent minutes; PyTorch waits for all machines that long."""
     time.sleep(_ALONE_S)
     if not psutil.Process().children():
@@ -192,7 +192,7 @@ def _is_own(address: str) -> bool:
 def _pass_on_to_worker(number: int, frame: Any) -> None:
     workers = psutil.Process().children()
     if not workers:
-        _say_that_nothing_was_started()
+        _report_nothing_started()
         # An exception that an import is left by may be swallowed there, or leave half a module.
         os._exit(Preempted.exit_code)
     for worker in workers:
@@ -209,18 +209,18 @@ def _ask_to_end(worker: Any) -> None:
         worker.wait()
 
 
-def _say_that_nothing_was_started() -> None:
+def _report_nothing_started() -> None:
     sys.stderr.write("error: stopped by a signal before anything was started; start it again\n")
     sys.stderr.flush()
 
 
-def _say_if_killed(who: str, exit_code: int) -> None:
-    """A killed worker cannot say anything itself; its exit code is minus the signal."""
+def _report_if_killed(who: str, exit_code: int) -> None:
+    """A killed worker cannot report anything itself; its exit code is minus the signal."""
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         sys.stderr.write(
-            f"error: {who} was killed by {name}, from outside or for want of host memory; "
-            "start it again to carry on\n"
+            f"error: {who} was killed by {name}, from outside or for lack of host memory; "
+            "start it again to resume\n"
         )
 
 

@@ -200,6 +200,6 @@ def _program(name: str) -> str:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise UsageError(f"'{' '.join(command)}' failed: {said}")
+        printed = " ".join(done.stderr.split())
+        raise UsageError(f"'{' '.join(command)}' failed: {printed}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Processes that stop, go on and end together with the one that started them.
+"""Processes that stop, continue and end together with the one that started them.
 
 A launcher puts each rank into a session of its own, which neither a terminal's signals nor those
 to a process group reach. So whoever starts a launcher passes on what it is sent, and whatever has
@@ -51,7 +51,7 @@ def follow(number: signal.Signals, *, owner: int | None = None) -> None:
 
     Args:
         number: which; SIGCONT also wakes a process that is stopped.
-        owner: left out, the one that `start` or the launcher named, or else the parent.
+        owner: if None, the one that `start` or the launcher named, or else the parent.
     """
     owner = owner or int(os.environ.pop(_OWNER, 0)) or os.getppid()
     if sys.platform != "linux":
@@ -77,13 +77,13 @@ def _is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def stopping_together(on_going_on: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let Ctrl-Z (SIGTSTP) stop this process and all below it, and `fg` (SIGCONT) go on with them.
+def stopping_together(on_continue: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let Ctrl-Z (SIGTSTP) stop this process and all below, and `fg` (SIGCONT) continue them.
 
     They get SIGSTOP: the kernel drops a SIGTSTP to a process in a session without a terminal.
 
     Args:
-        on_going_on: called after each SIGCONT.
+        on_continue: called after each SIGCONT.
     """
 
     def stop(number: int, frame: Any) -> None:
@@ -94,13 +94,13 @@ def stopping_together(on_going_on: Callable[[], None] = lambda: None) -> Iterato
             stopped |= found
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def go_on(number: int, frame: Any) -> None:
+    def resume(number: int, frame: Any) -> None:
         _send(_descendants(os.getpid()), signal.SIGCONT)
-        on_going_on()
+        on_continue()
 
     earlier = {
         number: signal.signal(number, handler)
-        for number, handler in ((signal.SIGTSTP, stop), (signal.SIGCONT, go_on))
+        for number, handler in ((signal.SIGTSTP, stop), (signal.SIGCONT, resume))
     }
     try:
         yield

@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from toolkit.counted import counted
 from toolkit.engines.strategies import Strategy
 from toolkit.errors import HangError, ToolkitError
 from toolkit.launch.ownership import end, start, stopping_together
 from toolkit.running_time import RunningTime
-from toolkit.shipped import find_launch_file
+from toolkit.shipped import IS_INSTALLED, ROOT, find_launch_file
 
 LAUNCHER = (sys.executable, "-m", "toolkit.launch.launcher")
 """Stands for `accelerate` in `accelerate launch ...`."""
@@ -22,7 +23,6 @@ END_S = 30.0
 """What processes get to end by themselves."""
 
 _LOOK_EVERY_S = 0.2
-_PACKAGES = Path(__file__).resolve().parents[2]
 _SHOWN = 4000
 
 
@@ -101,13 +101,14 @@ def processes(
         threads: of each (OMP_NUM_THREADS).
         environment: variables on top of this process's own.
     """
-    search = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # An installed package is found without; in front, its neighbours would hide Python's own.
+    search = [*([] if IS_INSTALLED else [str(ROOT)]), os.environ.get("PYTHONPATH", "")]
     variables = {
         **os.environ,
         # A person's own `accelerate config` must not leak into a proof or a benchmark.
         "HF_HOME": str(folder / "empty"),
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(search),
+        "PYTHONPATH": os.pathsep.join(filter(None, search)),
         **(environment or {}),
     }
     group = Processes(folder / "log")
@@ -176,4 +177,6 @@ def launch(
         tempfile.TemporaryDirectory() as folder,
         processes([command], folder=Path(folder), environment=environment) as group,
     ):
-        return group.finish(f"{strategy} on {world_size} processes", timeout_s=timeout_s)
+        return group.finish(
+            f"{strategy} on {counted(world_size, 'process', 'processes')}", timeout_s=timeout_s
+        )

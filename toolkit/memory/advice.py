@@ -1,8 +1,8 @@
-"""What the loop says about memory: before a run, after it, and when there was not enough."""
+"""What the loop reports about memory: before a run, after it, and when there was not enough."""
 
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched
-from toolkit.memory.hardware import GIB
+from toolkit.memory.hardware import with_unit
 from toolkit.memory.report import describe_parts
 from toolkit.program.readers.peak import Peak
 from toolkit.program.settings import Device, settings_of_run
@@ -32,22 +32,22 @@ def warning_before(estimate: Peak, available: int) -> str | None:
     if estimate.total <= available:
         return None
     return (
-        f"warning: the estimate of {estimate.total / GIB:.3g} GiB per rank exceeds the "
-        f"{available / GIB:.3g} GiB there are: {describe_parts(estimate.parts)}; "
+        f"warning: the estimate of {with_unit(estimate.total)} per rank exceeds the "
+        f"{with_unit(available)} there are: {describe_parts(estimate.parts)}; "
         f"{what_to_lower(estimate)}"
     )
 
 
 def comparison_after(estimate: Peak, measured: int) -> str:
     """Return the line at the end of a run."""
-    expected = f"{estimate.total / GIB:.3g} GiB"
+    expected = with_unit(estimate.total)
     found = f"difference {estimate.total / measured - 1:+.2%}"
     if estimate.least < estimate.total:
-        expected = f"{estimate.least / GIB:.3g} to {expected}"
+        expected = f"{with_unit(estimate.least)} to {expected}"
         is_inside = estimate.least <= measured <= estimate.total
         found = "inside that range" if is_inside else "outside that range"
     return (
-        f"memory     estimated {expected}, measured {measured / GIB:.3g} GiB, {found}; "
+        f"memory     estimated {expected}, measured {with_unit(measured)}, {found}; "
         f"estimated peak at {estimate.moment}: {describe_parts(estimate.parts)}"
     )
 

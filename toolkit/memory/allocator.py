@@ -1,7 +1,7 @@
 """The true peak of a step: on a GPU from PyTorch's allocator, on a CPU from its allocator's events.
 
 PyTorch keeps no statistics of CPU memory, but its profiler reports every allocation and free. What
-lay there before is counted once, storage by storage. Left out is what never goes through PyTorch:
+lay there before is counted once, storage by storage. Not counted is what bypasses PyTorch:
 the libraries themselves, gloo's sockets, scratch of compute kernels. Buffers that gloo allocates
 through PyTorch inside a collective are counted apart: its threads come to them when the machine
 lets them, so what lies beside them differs from step to step, and no GPU has them.
@@ -45,7 +45,7 @@ class MeasuredPeak:
     """What `measure_peak` saw; filled in when its block ends.
 
     Attributes:
-        bytes: the most that was allocated at one time, gloo's own buffers left out.
+        bytes: the most that was allocated at one time, without gloo's own buffers.
         before: what was allocated when it began.
         held: on a CPU, what was allocated inside and held at the peak.
         transport: on a CPU, the most that gloo held in buffers of its own at one time.

@@ -40,7 +40,7 @@ class Measured(_Model):
 class Calibration(_Model):
     """Bytes outside PyTorch's allocator, and how much it holds over what it has given out.
 
-    `measured` says by which run; without it both are assumed.
+    `measured` names the run; without it both are assumed.
     """
 
     context_bytes: int = Field(default=CONTEXT_BYTES, ge=0)
@@ -71,7 +71,7 @@ _BY_DEVICE = TypeAdapter(dict[str, Calibration])
 
 
 def calibrate(*, reserved: int, device_total: int, measured: Measured) -> Calibration:
-    """Return what a measured run says; all in bytes, the device used by this run alone."""
+    """Return what follows from a measured run; all in bytes, the device used by this run alone."""
     return Calibration(
         context_bytes=max(0, device_total - reserved),
         reserved_over_allocated=max(1.0, reserved / measured.allocated_bytes),
@@ -108,7 +108,7 @@ def load_calibrations() -> dict[str, Calibration]:
 def save_calibration(found: Calibration) -> None:
     """Keep a measured calibration, unless a larger run on such a GPU has left one.
 
-    A damaged file is replaced; a host that lets nothing be written goes on without.
+    A damaged file is replaced; a host that lets nothing be written continues without.
     """
     try:
         kept = load_calibrations()

@@ -17,13 +17,21 @@ from toolkit.memory.calibration import Calibration
 
 GIB = 2**30
 _UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
-# Words of a name that tell no GPU from another.
+# Words of a name that distinguish no GPU from another.
 _VENDOR = r"nvidia|geforce|quadro|tesla|rtx|amd|instinct|generation|(?<=\d)gb|[^a-z0-9]"
 
 
 def in_gib(size: int) -> str:
     """Return bytes as GiB with two decimals, small ones with two digits."""
     return f"{size / GIB:.2f}" if size > GIB / 10 else f"{size / GIB:.2g}"
+
+
+def with_unit(size: int) -> str:
+    """Return bytes with three digits in GiB, in MiB or KiB where that is a hundredth or less."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size > unit / 100:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 2**10:.3g} KiB"
 
 
 @dataclass(frozen=True)

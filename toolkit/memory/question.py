@@ -5,19 +5,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import STRATEGIES, Accumulation, Strategy, check_precision
+from toolkit.engines.strategies import (
+    STRATEGIES,
+    TRACEABLE,
+    Accumulation,
+    Strategy,
+    check_precision,
+)
 from toolkit.errors import UsageError
+from toolkit.launch.ranks import Ranks
 from toolkit.memory.largest import StepTokens
-from toolkit.memory.rows import Ranks, Rows, build_rows
-from toolkit.program.settings import Device
-
-TRACED: tuple[Strategy, ...] = ("single", "fsdp2", "fsdp2_no_reshard", "hsdp")
-"""DDP's reducer and DeepSpeed refuse tensors without data."""
-
-_ONLY_FOR: Mapping[str, tuple[Strategy, ...]] = {
-    "gradient_as_bucket_view": ("ddp",),
-    "offload_optimizer": ("zero1", "zero2", "zero3"),
-}
+from toolkit.memory.rows import Rows, build_rows
+from toolkit.program.settings import ONLY_FOR, Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class Question:
         """The strategies that rows are wanted of."""
         if self.strategies is not None:
             return self.strategies
-        return TRACED if self.method == "trace" else STRATEGIES
+        return TRACEABLE if self.method == "trace" else STRATEGIES
 
     @property
     def untraced(self) -> Sequence[Strategy]:
@@ -81,11 +80,11 @@ class Question:
         )
 
     def _check(self) -> None:
-        untraced = [name for name in self.asked if name not in TRACED]
+        untraced = [name for name in self.asked if name not in TRACEABLE]
         if self.method == "trace" and untraced:
             raise UsageError(
                 f"--method trace: {', '.join(untraced)} needs real tensors; choose among "
-                f"--strategies {','.join(TRACED)}"
+                f"--strategies {','.join(TRACEABLE)}"
             )
         if self.method == "trace" and self.changes:
             raise UsageError(
@@ -96,7 +95,7 @@ class Question:
             raise UsageError(f"--gpu {self.gpu}: with --device cpu there is no GPU to fit")
         if self.largest and self.gpu is None:
             raise UsageError("--max-micro-batch needs --gpu, the device that it has to fit")
-        for name, strategies in _ONLY_FOR.items():
+        for name, strategies in ONLY_FOR.items():
             if name in self.changes and not set(strategies) & set(self.asked):
                 raise UsageError(
                     f"--{name.replace('_', '-')} is for {', '.join(strategies)} alone, and "

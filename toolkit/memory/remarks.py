@@ -55,7 +55,7 @@ def describe_compiled(method: str) -> str:
     if method == "trace":
         return "model.compile: traced without a compiler, which may keep less"
     return (
-        "model.compile: from what its partitioner may leave out to what blocks keep without it; "
+        "model.compile: from what its partitioner may drop to what blocks keep without it; "
         "bars, fits and parts are of the upper end"
     )
 
@@ -71,7 +71,7 @@ def _plan(step: StepSettings) -> BatchPlan:
 
 
 def _with_equal_modes(rows: Sequence[Row]) -> list[Strategy]:
-    """Strategies whose modes cannot differ, for want of a second micro-step."""
+    """Strategies whose modes cannot differ, for lack of a second micro-step."""
     peaks: dict[Strategy, list[int]] = {}
     for row in rows:
         if row.settings.grad_accum_steps == 1:

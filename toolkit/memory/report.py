@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.config.sections import MAX_MICRO_BATCH
-from toolkit.memory.hardware import GIB, Gpu, in_gib
+from toolkit.memory.hardware import Gpu, in_gib, with_unit
 from toolkit.program.events import PARTS, Moment, Part
 from toolkit.program.settings import StepSettings
 from toolkit.program.step import estimate_peak
@@ -15,7 +15,7 @@ from toolkit.program.step import estimate_peak
 class Row:
     """One strategy and mode: its settings and what they need.
 
-    `method` says how that is known; only the formula knows the moment, and a range: `least` is its
+    `method` names how that is known; only the formula knows the moment, and a range: `least` is its
     lower end, `peak` and its parts the upper one, by which is judged what fits. `largest` is the
     largest micro-batch that fits, where that was asked for.
     """
@@ -67,9 +67,9 @@ def estimate_row(settings: StepSettings) -> Row:
 
 
 def describe_parts(parts: dict[Part, int]) -> str:
-    """Return the parts in GiB, the largest first, as one line."""
+    """Return the parts, the largest first, as one line."""
     ordered = sorted(((size, part) for part, size in parts.items() if size), reverse=True)
-    return ", ".join(f"{part} {size / GIB:.3g} GiB" for size, part in ordered)
+    return ", ".join(f"{part} {with_unit(size)}" for size, part in ordered)
 
 
 def as_json(rows: Sequence[Row], gpus: Sequence[Gpu], checkpoint: int) -> dict[str, Any]:

@@ -9,42 +9,12 @@ from toolkit.engines.strategies import (
     SUPPORT,
     Accumulation,
     Strategy,
-    replica_groups,
     supported_pairs,
 )
 from toolkit.errors import UsageError
+from toolkit.launch.ranks import Ranks
 from toolkit.memory.largest import StepTokens
 from toolkit.program.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranks:
-    """How many there are and how they lie on machines."""
-
-    world_size: int
-    per_machine: int
-
-    def of(self, strategy: Strategy) -> int:
-        """Ranks that a strategy runs on."""
-        return 1 if strategy == "single" else self.world_size
-
-    def replicas(self, strategy: Strategy) -> int:
-        """Return the replica groups: one per machine, and two on a single one.
-
-        Raises:
-            UsageError: the ranks cannot form them.
-        """
-        if strategy != "hsdp":
-            return 1
-        machines, rest = divmod(self.world_size, self.per_machine)
-        if machines and rest:
-            raise UsageError(
-                f"{self.world_size} ranks do not fill machines of {self.per_machine}; "
-                "set --per-machine"
-            )
-        return replica_groups(
-            groups=1, shards=1, world_size=self.world_size, machines=max(1, machines)
-        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +22,7 @@ class Rows:
     """The settings of each row, and a sentence for each strategy that has none."""
 
     settings: list[StepSettings] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
 def build_rows(
@@ -79,11 +49,11 @@ def build_rows(
         try:
             replicas = ranks.replicas(strategy)
         except UsageError as error:
-            rows.left_out.append(f"{strategy}: {error}")
+            rows.skipped.append(f"{strategy}: {error}")
             continue
         modes = _modes(strategy, accumulation)
         if accumulation is not None and not modes:
-            rows.left_out.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
+            rows.skipped.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
         world_size = ranks.of(strategy)
         whole = whole_micro_steps(config, tokens, world_size)
         rows.settings.extend(
@@ -98,7 +68,7 @@ def build_rows(
             for mode in modes
         )
     if not rows.settings:
-        reasons = "; ".join(rows.left_out)
+        reasons = "; ".join(rows.skipped)
         raise UsageError(f"none of {', '.join(asked)} runs on {ranks.world_size} ranks: {reasons}")
     return rows
 

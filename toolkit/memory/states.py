@@ -23,8 +23,8 @@ def checkpoint_bytes(parameters: int, *, adam: bool) -> int:
     """Return the size of a checkpoint: fp32 parameters, with Adam both moments too.
 
     Each element is in it once, whatever the strategy. A rank writes what it alone holds and an
-    equal share of what several hold (`toolkit.engines.engine.Engine.own_share`): each of N ranks
+    equal share of what several hold (`EngineState.own_share`): each of N ranks
     one N-th, but for slices that do not divide evenly. The manifest and the files' headers, some
-    kilobytes, are left out.
+    kilobytes, are not counted.
     """
     return parameters * (12 if adam else 4)

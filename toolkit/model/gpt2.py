@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from toolkit.model.cache import KeyValueCache, LayerCache
 from toolkit.model.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from toolkit.model.sizes import Loss, ModelSizes
 
@@ -30,15 +31,19 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(n_embd, n_embd)
         self.resid_dropout = nn.Dropout(dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, n_embd] -> [B, T, n_embd]."""
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:
+        """[B, T, n_embd] -> [B, T, n_embd]; T is 1 where the cache holds earlier positions."""
         B, T, C = x.shape
         q, k, v = (
             part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
             for part in self.c_attn(x).split(C, dim=2)
         )
+        if cache is not None:
+            k, v = cache.append(k, v)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        # One position after others sees all of them; no mask says so.
+        is_causal = k.shape[2] == T
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -67,9 +72,9 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(n_embd)
         self.mlp = MLP(n_embd, dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:
         """[B, T, n_embd] -> [B, T, n_embd]."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -113,6 +118,17 @@ class Transformer(nn.Module):
         x = self.drop(self.wte(tokens) + self.wpe(positions))
         for block in self.h:
             x = self._run(block, x)
+        return self.ln_f(x)
+
+    def extend(self, tokens: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """[B, T] int64 that follow what the cache holds -> [B, T, n_embd]; the cache then has both.
+
+        Only an empty cache takes more than one token at a time.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device) + cache.length
+        x = self.wte(tokens) + self.wpe(positions)
+        for block, layer in zip(self.h, cache.layers, strict=True):
+            x = block(x, layer)
         return self.ln_f(x)
 
     def _run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -161,10 +177,9 @@ class GPT2(nn.Module):
         """
         return self.lm_head(self.transformer(tokens), targets)
 
-    def compile_blocks(self) -> None:
-        """Compile each block in place, which leaves parameter names as they are."""
-        for block in self.transformer.h:
-            block.compile()
+    def next_logits(self, tokens: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+        """[B, T] int64, as `Transformer.extend` -> logits of what comes next, [B, vocab_size]."""
+        return self.lm_head(self.transformer.extend(tokens, cache)[:, -1])
 
     def _initialise(self, n_layer: int) -> None:
         for name, parameter in self.named_parameters():

@@ -49,11 +49,6 @@ class ModelSizes:
     block_size: int
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.n_embd // self.n_head
-
-    @property
     def parameter_count(self) -> int:
         """Trainable parameters, the tied head counted once."""
         return parameter_count(self.n_layer, self.n_embd, self.vocab_size, self.block_size)

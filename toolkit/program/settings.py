@@ -13,6 +13,11 @@ from toolkit.program.events import Group
 Device = Literal["cuda", "cpu"]
 Attention = Literal["flash", "math"]
 MAX_PARAMETERS = 10**12
+ONLY_FOR: dict[str, tuple[Strategy, ...]] = {
+    "gradient_as_bucket_view": ("ddp",),
+    "offload_optimizer": ("zero1", "zero2", "zero3"),
+}
+"""Fields of `StepSettings` that some strategies alone have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
 
     Raises:
         UsageError: the batch, the data or the launch does not fit the configuration, the ranks were
-            not started alike, or what was asked is not in force.
+            not started alike, or what was asked is not effective.
     """
     plan = plan_run(config, world_size=launched.world_size)
     batches = build_batches(config, plan, rank=launched.rank)
@@ -86,6 +86,7 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         grad_clip=config.optimizer.grad_clip,
         trackers=list(config.training.trackers),
         project_dir=str(folder),
+        compile_blocks=config.model.compile,
     )
     checked = check_effective(engine, precision=config.precision, tied=TIED)
     facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
@@ -125,23 +126,19 @@ def _join(
 def build_model(config: RunConfig) -> GPT2:
     """Build the model; its initial weights follow from the seed, on every rank the same."""
     torch.manual_seed(config.seed)
-    model = GPT2(
+    return GPT2(
         config.model.sizes(),
         dropout=config.model.dropout,
         activation_checkpointing=config.model.activation_checkpointing,
         loss=config.model.loss,
     )
-    if config.model.compile:
-        # Before any wrapping, so that an engine's hooks stay outside the compiled code.
-        model.compile_blocks()
-    return model
 
 
 def check_compiler() -> None:
     """Refuse `model.compile` where torch.compile has no C++ compiler to work with.
 
     Raises:
-        UsageError: says what is missing and what to set.
+        UsageError: names what is missing and what to set.
     """
     if find_cpp_compiler() is None:
         raise UsageError(

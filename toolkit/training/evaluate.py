@@ -37,5 +37,5 @@ def evaluate(
             totals[0] += engine.model(tokens, targets)
             totals[1] += (targets != IGNORE_INDEX).sum()
             look()
-    loss, tokens_seen = engine.sum_over_ranks(totals).tolist()
+    loss, tokens_seen = engine.ranks.sum(totals).tolist()
     return Evaluation(loss=loss / max(tokens_seen, 1.0), tokens=int(tokens_seen))

@@ -17,6 +17,7 @@ import torch
 from toolkit.config import RunConfig, dotted_values
 from toolkit.engines.agreement import Facts
 from toolkit.engines.launched import Launched
+from toolkit.engines.packages import PACKAGES
 from toolkit.errors import UsageError
 from toolkit.training.run_folder import package_versions
 
@@ -48,7 +49,7 @@ FREE_KEYS = (
 """Keys of the configuration that may differ between ranks."""
 
 # Order of the data, kernels and engines come from these; the others write files.
-_DECISIVE_PACKAGES = ("torch", "accelerate", "deepspeed", "numpy")
+_DECISIVE_PACKAGES = (*PACKAGES, "numpy")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SHOWN_DIGITS = 12
 

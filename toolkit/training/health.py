@@ -1,14 +1,13 @@
-"""Whether a step's numbers can be gone on from; every rank has the same numbers, so all agree."""
+"""Whether a step's numbers can be trained on from; all ranks have the same, so they agree."""
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
-from typing import Literal
 
 from toolkit.config import TrainingConfig
 from toolkit.errors import NonFiniteError
-
-Verdict = Literal["good", "left_out", "roll_back", "spike"]
+from toolkit.training.callback import Callback, Progress, Verdict
 
 _WINDOW = 50
 _FEWEST = 20
@@ -16,38 +15,37 @@ _FAR = 10.0
 """Robust standard deviations above the median; 1.4826 MAD is one for a normal distribution."""
 
 
-class Health:
-    """Judges one step after another by the run's policies."""
+class Health(Callback):
+    """Judges one step after another by the run's policies: sets `Progress.verdict`."""
 
     def __init__(self, policy: TrainingConfig) -> None:
         self.policy = policy
-        self._left_out_in_a_row = 0
+        self._skipped_in_a_row = 0
         self._losses: deque[float] = deque(maxlen=_WINDOW)
 
-    def judge(self, *, step: int, loss: float, grad_norm: float, left_out: bool) -> Verdict:
-        """Return what to do after `step`.
-
-        Args:
-            step: completed steps, this one included.
-            loss: of the global batch.
-            grad_norm: before clipping.
-            left_out: whether the engine made no update because the gradient was not finite.
+    def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
+        """Judge the step.
 
         Raises:
             NonFiniteError: the run's policy ends here.
         """
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            self._left_out_in_a_row = 0
-            return self._judge_finite(loss)
-        found = f"step {step}: the loss is {loss} and the gradient norm {grad_norm}"
-        if self.policy.on_non_finite == "raise" or not left_out:
+        if math.isfinite(progress.loss) and math.isfinite(progress.grad_norm):
+            self._skipped_in_a_row = 0
+            progress.verdict = self._judge_finite(progress.loss)
+        else:
+            progress.verdict = self._judge_non_finite(progress)
+
+    def _judge_non_finite(self, progress: Progress) -> Verdict:
+        numbers = f"the loss is {progress.loss} and the gradient norm {progress.grad_norm}"
+        found = f"step {progress.step}: {numbers}"
+        if self.policy.on_non_finite == "raise" or not progress.was_skipped:
             raise NonFiniteError(f"{found}; nothing was saved after this step")
-        self._left_out_in_a_row += 1
-        if self._left_out_in_a_row < self.policy.non_finite_limit:
-            return "left_out"
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row < self.policy.non_finite_limit:
+            return "skipped"
         if self.policy.on_non_finite == "skip":
             raise NonFiniteError(
-                f"{found}, as in {self._left_out_in_a_row} steps in a row, none of which changed "
+                f"{found}, as in {self._skipped_in_a_row} steps in a row, none of which changed "
                 "the parameters; lower optimizer.lr, or set training.on_non_finite: roll_back"
             )
         return "roll_back"
@@ -65,5 +63,5 @@ class Health:
 
     def forget(self) -> None:
         """Start anew after rolling back."""
-        self._left_out_in_a_row = 0
+        self._skipped_in_a_row = 0
         self._losses.clear()

@@ -10,7 +10,7 @@ Batch = TypeVar("Batch")
 class ReadAhead(Generic[Batch]):
     """Calls `read(step + 1)` in a thread as soon as the batch of `step` has been handed out.
 
-    What is read depends on the step alone, so a run that goes back, or carries on elsewhere, gets
+    What is read depends on the step alone, so a run that rolls back, or resumes elsewhere, gets
     the same batches; one read in vain is dropped, together with what it raised.
 
     Args:

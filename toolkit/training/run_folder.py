@@ -14,20 +14,13 @@ from typing import Any
 import yaml
 
 from toolkit.config import RunConfig, dump_run_config
+from toolkit.engines.packages import PACKAGES
 from toolkit.errors import UsageError
 from toolkit.shipped import IS_INSTALLED
 
 _SUMMARY = "summary.json"
 _LAST_START = "last_start.json"
-_PACKAGES = (
-    "scaling-toolkit",
-    "torch",
-    "accelerate",
-    "deepspeed",
-    "transformers",
-    "numpy",
-    "safetensors",
-)
+_PACKAGES = ("scaling-toolkit", *PACKAGES, "transformers", "numpy", "safetensors")
 
 
 def package_versions() -> dict[str, str]:
@@ -135,7 +128,7 @@ def begin_start(folder: Path) -> None:
 
 
 def forget_summary(folder: Path) -> None:
-    """Remove what a run says of itself, since it is about to go on from there, or back.
+    """Remove the summary, since the run is about to go on from there, or back.
 
     Raises:
         UsageError: what has its name is no file.
@@ -159,7 +152,7 @@ def end_start(folder: Path, summary: dict[str, Any]) -> bool:
     """Write how a start failed or was ended; return whether this call was the first of its ranks.
 
     When one rank fails the others fail after it, for want of it; the first is the cause. The
-    summary stays where there is one: a start that has trained nothing says nothing of the run.
+    summary stays where there is one: a start that has trained nothing has no figures of the run.
     """
     how = {key: summary[key] for key in ("exit", "reason")}
     if not _write_new(folder / _LAST_START, how):
@@ -189,7 +182,7 @@ def _write_new(path: Path, value: dict[str, Any]) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return what a run says of itself, or None while it trains or after it was killed.
+    """Return the summary of a run, or None while it trains or after it was killed.
 
     Raises:
         UsageError: the file is no summary.

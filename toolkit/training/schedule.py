@@ -23,3 +23,8 @@ def lr_at(step: int, config: OptimizerConfig, *, steps: int) -> float:
         return config.min_lr
     progress = (step - config.warmup_steps) / (steps - config.warmup_steps)
     return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (config.lr - config.min_lr)
+
+
+def is_due(step: int, every: int, *, last: int) -> bool:
+    """Whether something done every so many steps, 0 for never, and after the last is due now."""
+    return every > 0 and (step % every == 0 or step == last)

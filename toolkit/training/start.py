@@ -28,9 +28,16 @@ def start(
     overrides: Sequence[str],
     *,
     num_processes: int | None,
-    strict: bool = False,
+    options: Sequence[str] = (),
 ) -> int:
     """Check everything that can be checked beforehand, then launch and wait.
+
+    Args:
+        strategy: of the launch, or a launch file.
+        config_file: the run configuration.
+        overrides: of it.
+        num_processes: to start; those of the launch file if None.
+        options: of the main job, such as `--strict`.
 
     Returns:
         The exit code of the worker, from `last_start.json`; 1 if it left none and failed.
@@ -50,7 +57,7 @@ def start(
     build_val(config)
     _check_trackers(config.training.trackers)
     command = launch_command(
-        launch_file, config_file, overrides, num_processes=num_processes, strict=strict
+        launch_file, config_file, overrides, num_processes=num_processes, options=options
     )
     folder = make_run_folder(config)
     with sole_user(folder):
@@ -84,9 +91,8 @@ def launch_command(
     overrides: Sequence[str],
     *,
     num_processes: int | None,
-    strict: bool = False,
+    options: Sequence[str] = (),
 ) -> list[str]:
     """Return the words of the `accelerate launch` line."""
-    options = ["--strict"] if strict else []
     script = [str(find_main_job()), *options, "--config", str(config_file), *overrides]
     return ["accelerate", *launch_words(str(launch_file), num_processes, script)]

@@ -7,6 +7,7 @@ import torch
 
 from toolkit.engines.engine import Engine
 from toolkit.model.loss import IGNORE_INDEX
+from toolkit.training.callback import Callback, Phase
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,23 +26,38 @@ class StepResult:
     grad_norm: torch.Tensor
 
 
-def train_step(engine: Engine, micro_batches: Sequence[MicroBatch], *, lr: float) -> StepResult:
+def train_step(
+    engine: Engine,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    lr: float,
+    callbacks: Sequence[Callback] = (),
+) -> StepResult:
     """Update the parameters once from this rank's part of the global batch.
 
     Args:
         engine: the wrapped model and optimizer.
         micro_batches: tokens and targets, each [micro_batch_size, seq_len], on the device.
         lr: the learning rate of this update.
+        callbacks: whose `on_phase` is called.
     """
     engine.set_lr(lr)
-    targets_in_step = engine.begin_sum(count_valid(micro_batches))
+    targets_in_step = engine.ranks.begin_sum(count_valid(micro_batches))
     loss_share = torch.zeros((), dtype=torch.float64, device=engine.device)
     for tokens, targets in engine.accumulate(micro_batches):
+        _enter("forward", callbacks)
         # A sum over this micro-batch divided by all targets of the step: shares add up to the mean.
         share = engine.model(tokens, targets) / targets_in_step().clamp_min(1)
+        _enter("backward", callbacks)
         engine.backward(share)
         loss_share += share.detach()
+    _enter("optimizer", callbacks)
     return StepResult(loss_share, grad_norm=engine.clip_and_step())
+
+
+def _enter(phase: Phase, callbacks: Sequence[Callback]) -> None:
+    for callback in callbacks:
+        callback.on_phase(phase)
 
 
 def count_valid(micro_batches: Sequence[MicroBatch]) -> torch.Tensor:

@@ -88,7 +88,7 @@ class Lookout:
     does in a second: all count alike, and the cost does not grow as pieces get short.
 
     Args:
-        gather: `Engine.gather_numbers`.
+        gather: `Ranks.gather_numbers`.
         stop: this rank's request.
     """
 

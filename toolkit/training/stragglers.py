@@ -1,12 +1,14 @@
 """Which rank the others wait for, and which computes more slowly than they do."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from toolkit.engines.engine import Engine
+from toolkit.training.callback import Callback, Log, Progress
 
 EVERY = 50
 """Steps between two looks."""
@@ -30,7 +32,7 @@ class Pace:
     product_s: float
 
 
-class Stragglers:
+class Stragglers(Callback):
     """Compares the ranks of a run every `EVERY` steps.
 
     Within forward and backward ranks wait for each other inside the engine, where a slow one cannot
@@ -38,26 +40,27 @@ class Stragglers:
     wait for a reduction, so the product is all there is to see.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, log: Log) -> None:
         self.engine = engine
+        self.log = log
         self._steps = 0
         self._start_anew()
 
     def _start_anew(self) -> None:
         self._started = time.perf_counter()
-        self._waited_before = self.engine.waited_s
+        self._waited_before = self.engine.ranks.waited_s
 
-    def look(self) -> list[str]:
-        """Count a step; when it is time, return a sentence for each slow rank. A collective."""
+    def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
+        """Count a step; when it is time, warn of each slow rank. A collective then."""
         self._steps += 1
         if self.engine.world_size == 1 or self._steps % EVERY:
-            return []
+            return
         step_s = (time.perf_counter() - self._started) / EVERY
-        waited_s = (self.engine.waited_s - self._waited_before) / EVERY
+        waited_s = (self.engine.ranks.waited_s - self._waited_before) / EVERY
         pace = Pace(waited_s, _time_product(self.engine.device))
-        sentences = judge(self.engine.gather_from_ranks(pace), step_s=step_s)
+        for sentence in judge(self.engine.ranks.gather(pace), step_s=step_s):
+            self.log(f"warning: {sentence}")
         self._start_anew()
-        return sentences
 
 
 def judge(paces: list[Pace], *, step_s: float) -> list[str]:

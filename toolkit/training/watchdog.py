@@ -1,49 +1,44 @@
-"""Notices that a rank has stopped making progress, says which and where, and ends the process."""
+"""Notices that a rank has stopped making progress, names it and the place, ends the process."""
 
 import faulthandler
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 
 import psutil
 
+from toolkit.engines.packages import WAITING
 from toolkit.errors import HangError
 from toolkit.launch.exit_code import leave_exit_code
 from toolkit.running_time import RunningTime
+from toolkit.training.callback import Callback, Progress
 
 _LOOK_EVERY_S = 0.2
 _SOONEST_S = 1e-3
 _WAIT_FOR_OTHERS_S = 1.5
 """Ranks that wait for a hung one last moved a little later than it, so they notice later."""
-# Where Python is while it waits for other ranks; backward is mostly such waiting as well.
-_WAITING = (
-    "torch/distributed/",
-    "torch/autograd/graph.py",
-    "deepspeed/comm/",
-    "toolkit/engines/engine.py",
-)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank says of itself once it hangs; `marks` counts how far it got."""
+    """What one rank reports once it hangs; `marks` counts how far it got."""
 
     rank: int
     marks: int
     step: int
 
 
-class Watchdog:
+class Watchdog(Callback):
     """One rank's part in noticing a hang.
 
     Python's own dumper, which needs no interpreter lock, writes the stacks `timeout_s` after the
     last `mark`, or up to a tenth of that before; a thread then reports and judges. A rank that is
-    stopped or inside a call that keeps the lock leaves no report, and that says which one it is.
+    stopped or inside a call that keeps the lock leaves no report, which shows which one it is.
     Time in which this rank was stopped, as all are by Ctrl-Z, does not count.
 
     Args:
@@ -51,7 +46,7 @@ class Watchdog:
         rank: this process.
         world_size: number of processes.
         timeout_s: seconds without a mark that count as a hang.
-        tell: called on one rank with the sentence and all stacks, before the process ends.
+        on_hang: called on one rank with the sentence and all stacks, before the process ends.
     """
 
     def __init__(
@@ -61,13 +56,13 @@ class Watchdog:
         rank: int,
         world_size: int,
         timeout_s: float,
-        tell: Callable[[str, str], None],
+        on_hang: Callable[[str, str], None],
     ) -> None:
         self.folder = folder / "hang"
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self.tell = tell
+        self.on_hang = on_hang
         self.step = 0
         self._marks = 0
         self._time = RunningTime()
@@ -81,10 +76,18 @@ class Watchdog:
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def mark(self, step: int | None = None) -> None:
-        """Say that there is progress, and after how many steps."""
-        self.step = self.step if step is None else step
+    def mark(self) -> None:
+        """Note that there is progress."""
         self._marks += 1
+
+    def at_start(self, progress: Progress) -> None:
+        """Note from which step on there is progress."""
+        self.step = progress.step
+        self.mark()
+
+    def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
+        """Note that there is progress, and after how many steps."""
+        self.at_start(progress)
 
     def close(self) -> None:
         """Stop watching."""
@@ -124,7 +127,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(remaining, file=self._stacks)
 
     def _end(self) -> None:
-        """End this process, whatever goes wrong on the way: nobody may be there to be told."""
+        """End this process, whatever goes wrong on the way: nobody may be left to report to."""
         try:
             self._report()
             reports = self._gather()
@@ -132,7 +135,7 @@ class Watchdog:
                 time.sleep(2 * _WAIT_FOR_OTHERS_S)
                 return
             try:
-                self.tell(*self._judge(reports))
+                self.on_hang(*self._judge(reports))
             finally:
                 _kill_siblings()
         finally:
@@ -189,7 +192,7 @@ def _main_thread(stacks: str) -> list[str]:
 
 
 def _is_waiting(stacks: str) -> bool:
-    return any(part in frame for frame in _main_thread(stacks)[:3] for part in _WAITING)
+    return any(part in frame for frame in _main_thread(stacks)[:3] for part in WAITING)
 
 
 def _place(stacks: str) -> str:

@@ -7,22 +7,22 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
 from toolkit.engines.strategies import check_installed
-from toolkit.errors import HangError, OutOfMemoryError, Preempted, ToolkitError
+from toolkit.errors import HangError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.launch.check import check_launched
 from toolkit.launch.exit_code import leave_exit_code
 from toolkit.launch.ownership import follow
-from toolkit.memory.advice import estimate_run, warning_before, what_to_lower
-from toolkit.memory.hardware import GIB
-from toolkit.memory.report import describe_parts
+from toolkit.memory.advice import estimate_run, warning_before
+from toolkit.training.callback import Callback
 from toolkit.training.run_folder import (
     begin_start,
     end_start,
@@ -33,37 +33,230 @@ from toolkit.training.run_folder import (
     write_description,
 )
 from toolkit.training.stop import StopRequest
+from toolkit.training.summary import Summary
 from toolkit.training.trackers import start_trackers
 
-_FIRST_WORD_S = 3.0
+if TYPE_CHECKING:
+    from toolkit.engines.engine import Engine
+    from toolkit.training.watchdog import Watchdog
+
+_FIRST_RANK_S = 3.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train as `--config FILE [section.key=value ...]` says; return the process's exit code."""
+@dataclass(frozen=True)
+class Start:
+    """One process's part in a start of a run.
+
+    Attributes:
+        notes: what is done otherwise than written.
+        options: `strict`, `verbose` and `quiet`, as `--help` shows them.
+        callbacks: called by the loop after its own.
+        summary: what is known of the run; filled in as it goes.
+    """
+
+    config: RunConfig
+    launched: Launched
+    notes: list[str]
+    folder: Path
+    options: argparse.Namespace
+    callbacks: Sequence[Callback]
+    summary: Summary
+
+    @property
+    def rank(self) -> int:
+        """This process among all processes."""
+        return self.launched.rank
+
+    def log(self, line: str) -> None:
+        """Print a line on rank 0, until whoever reads closes the pipe, as `head` does."""
+        if self.rank or (self.options.quiet and not line.startswith("warning")):
+            return
+        try:
+            print(line, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
+    """Train as `--config FILE [section.key=value ...]` asks; return the process's exit code."""
+    options = _parse(arguments)
+    try:
+        start = _prepare(options, callbacks)
+        with sole_user(start.folder) if start.rank == 0 else nullcontext():
+            return _train(start)
+    except ToolkitError as error:
+        report_error(int(os.environ.get("RANK", "0")), str(error))
+        return error.exit_code
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="launch/train.py",
         description="Train GPT-2. Started by `accelerate launch`, which decides where and how.",
     )
     parser.add_argument("--config", required=True, metavar="RUN.yaml", help="what is trained")
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse to pass over a damaged checkpoint"
-    )
+    parser.add_argument("--strict", action="store_true", help="refuse to skip a damaged checkpoint")
+    parser.add_argument("--verbose", action="store_true", help="print every check")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    options = parser.parse_intermixed_args(expand_words(arguments))
-    rank = int(os.environ.get("RANK", "0"))
+    return parser.parse_intermixed_args(expand_words(arguments))
+
+
+def _prepare(options: argparse.Namespace, callbacks: Sequence[Callback]) -> Start:
+    """Read the configuration and the launch, check the pair, make the run folder."""
+    config = load_run_config(options.config, options.overrides)
+    launched = read_launch(os.environ)
+    check_installed(launched.strategy)
+    launched, notes = check_launched(config, launched, find_launch_file())
+    leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
+    return Start(
+        config,
+        launched,
+        [*notes_on(config, options.overrides), *notes],
+        make_run_folder(config),
+        options,
+        callbacks,
+        Summary(
+            strategy=launched.strategy,
+            accumulation=config.accumulation,
+            world_size=launched.world_size,
+            parameters=config.model.sizes().parameter_count,
+        ),
+    )
+
+
+def _train(start: Start) -> int:
+    """Train, and leave in the run folder how it ended; return the exit code."""
+    if start.rank == 0:
+        begin_start(start.folder)
+    stop = StopRequest()
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher
+        follow(signal.SIGTERM)
+    # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
+    with stop.listening():
+        try:
+            _run(start, stop)
+        except ToolkitError as error:
+            failure = error
+            is_known = _record_failure(start, error)
+        except Exception as error:
+            _record_unforeseen(start, error)
+            return 1
+        else:
+            if start.rank == 0:
+                finish_start(start.folder, start.summary.ended(0, "done"))
+            return 0
+    # All ranks are stopped together and know it.
+    if not isinstance(failure, Preempted) or start.rank == 0:
+        report_error(start.rank, str(failure), is_known=is_known)
+    return failure.exit_code
+
+
+def _run(start: Start, stop: StopRequest) -> None:
+    """Build everything, describe it, train."""
+    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    import torch
+
+    from toolkit.training.build import build_run
+    from toolkit.training.callbacks import build_loop
+    from toolkit.training.header import devices, header
+    from toolkit.training.memory import available_memory, naming_out_of_memory
+
+    config, launched, folder = start.config, start.launched, start.folder
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    estimate = estimate_run(config, launched, device_type=device_type)
+    start.summary.estimated_peak_memory_bytes = estimate.total
+    with naming_out_of_memory(start.rank, estimate):
+        run = build_run(config, launched, folder)
+        for line in header(config, run, launched, folder, verbose=start.options.verbose):
+            start.log(line)
+        for note in start.notes:
+            start.log(f"note       {note}")
+        if warning := warning_before(estimate, available_memory(run.engine.device)):
+            start.log(warning)
+        with _watched(run.engine, start) as watchdog:
+            others = [*start.callbacks, watchdog]
+            loop, report = build_loop(
+                run,
+                folder,
+                start.log,
+                estimate=estimate,
+                stop=stop,
+                strict=start.options.strict,
+                others=others,
+            )
+            if start.rank == 0:
+                launch = {**launched.describe(), "notes": start.notes}
+                write_description(folder, config, launch, devices(run.engine.device))
+            start_trackers(run.engine.accelerator, config)
+            try:
+                loop.fit()
+            finally:
+                report.complete(start.summary)
+            run.engine.accelerator.end_training()
+
+
+@contextmanager
+def _watched(engine: "Engine", start: Start) -> "Iterator[Watchdog]":
+    """Watch for a hang, which ends the process with exit code 4."""
+    from toolkit.engines.process_group import lift_time_limits
+    from toolkit.training.watchdog import Watchdog
+
+    def report_hang(sentence: str, stacks: str) -> None:
+        end_start(start.folder, start.summary.ended(HangError.exit_code, sentence))
+        sys.stderr.write(f"{stacks}\nerror: {sentence}\n")
+        sys.stderr.flush()
+
+    watchdog = Watchdog(
+        start.folder,
+        rank=engine.rank,
+        world_size=engine.world_size,
+        timeout_s=start.config.training.timeout_s,
+        on_hang=report_hang,
+    )
+    engine.module.register_forward_pre_hook(lambda *_: watchdog.mark())
+    engine.module.register_forward_hook(lambda *_: watchdog.mark())
+    lift_time_limits()
     try:
-        config = load_run_config(options.config, options.overrides)
-        launched = read_launch(os.environ)
-        check_installed(launched.strategy)
-        launched, notes = check_launched(config, launched, find_launch_file())
-        launch = {**launched.describe(), "notes": [*notes_on(config, options.overrides), *notes]}
-        leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
-        folder = make_run_folder(config)
-        with sole_user(folder) if launched.rank == 0 else nullcontext():
-            return _train(config, launched, launch, folder, strict=options.strict)
-    except ToolkitError as error:
-        _speak(rank, str(error))
-        return error.exit_code
+        yield watchdog
+    finally:
+        watchdog.close()
+
+
+def _record_failure(start: Start, error: ToolkitError) -> bool:
+    """Write how the start ended; return whether another rank has ended in the same way before."""
+    summary = start.summary.ended(error.exit_code, str(error))
+    with suppress(OSError):  # a full disk has no room for it; the sentence and code count
+        if not end_start(start.folder, summary):
+            first = read_last_start(start.folder)
+            return first == {"exit": summary["exit"], "reason": summary["reason"]}
+    return False
+
+
+def _record_unforeseen(start: Start, error: Exception) -> None:
+    """Write how the start ended, and the traceback unless another rank has ended before."""
+    place = f"rank {start.rank}, step {(start.summary.steps or 0) + 1}"
+    reason = f"{place}: {type(error).__name__}: {error}"
+    if end_start(start.folder, start.summary.ended(1, reason)):
+        sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
+
+
+def report_error(rank: int, sentence: str, *, is_known: bool = False) -> None:
+    """Print what is wrong, once per machine: ranks mostly fail alike, and a launcher ends its own
+    when one of them has.
+
+    A rank that gets its signal before it fails lives on; what another has printed it does not.
+    """
+    if int(os.environ.get("LOCAL_RANK", rank)):
+        time.sleep(_FIRST_RANK_S)
+        if is_known:
+            return
+    if rank and not is_known:
+        sentence = f"rank {rank}: {sentence}"
+    with suppress(OSError):
+        sys.stderr.write(f"error: {sentence}\n")
+        sys.stderr.flush()
 
 
 def end_process(code: int) -> NoReturn:
@@ -78,215 +271,6 @@ def end_process(code: int) -> NoReturn:
             stream.flush()
     leave_exit_code(code)
     os._exit(code)
-
-
-def _train(
-    config: RunConfig, launched: Launched, launch: dict[str, Any], folder: Path, *, strict: bool
-) -> int:
-    summary: dict[str, Any] = {
-        "exit": 0,
-        "reason": "done",
-        "steps": None,
-        "final_loss": None,
-        "tokens_per_s": None,
-        "peak_memory_bytes": None,
-        "estimated_peak_memory_bytes": None,
-        "strategy": launched.strategy,
-        "accumulation": config.accumulation,
-        "world_size": launched.world_size,
-        "parameters": config.model.sizes().parameter_count,
-    }
-    say = print_line if launched.rank == 0 else _silence
-    if launched.rank == 0:
-        begin_start(folder)
-    stop = StopRequest()
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher
-        follow(signal.SIGTERM)
-    # A signal must not cut the summary short; the launcher sends one as soon as one rank has ended.
-    with stop.listening():
-        try:
-            _run(config, launched, launch, folder, say, summary, stop=stop, strict=strict)
-        except ToolkitError as error:
-            sentence = str(error)
-            how: dict[str, Any] = {"exit": error.exit_code, "reason": sentence}
-            is_said = False
-            with suppress(OSError):  # a full disk has no room for it; the sentence and code count
-                is_first = end_start(folder, summary | how)
-                is_said = not is_first and read_last_start(folder) == how
-        except Exception as error:
-            place = f"rank {launched.rank}, step {(summary['steps'] or 0) + 1}"
-            reason = f"{place}: {type(error).__name__}: {error}"
-            if end_start(folder, {**summary, "exit": 1, "reason": reason}):
-                sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
-            return 1
-        else:
-            if launched.rank == 0:
-                finish_start(folder, summary)
-            return 0
-    # All ranks are stopped together and know it.
-    if how["exit"] != Preempted.exit_code or launched.rank == 0:
-        _speak(launched.rank, sentence, is_said=is_said)
-    return int(how["exit"])
-
-
-def _run(
-    config: RunConfig,
-    launched: Launched,
-    launch: dict[str, Any],
-    folder: Path,
-    say: Callable[[str], None],
-    summary: dict[str, Any],
-    *,
-    stop: StopRequest,
-    strict: bool,
-) -> None:
-    # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    import torch
-
-    from toolkit.training.build import build_run
-    from toolkit.training.loop import Loop
-
-    device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    estimate = estimate_run(config, launched, device_type=device_type)
-    summary["estimated_peak_memory_bytes"] = estimate.total
-    try:
-        run = build_run(config, launched, folder)
-        for line in header(config, run, launched, folder):
-            say(line)
-        for note in launch["notes"]:
-            say(f"note       {note}")
-        if warning := warning_before(estimate, _memory_of(run.engine.device)):
-            say(warning)
-        with _watched(run.engine, config, folder, summary) as mark:
-            loop = Loop(run, folder, say, estimate=estimate, stop=stop, mark=mark, strict=strict)
-            if launched.rank == 0:
-                write_description(folder, config, launch, _devices(run.engine.device))
-            start_trackers(run.engine.accelerator, config)
-            try:
-                loop.fit()
-            finally:
-                summary.update(loop.figures())
-            run.engine.accelerator.end_training()
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        reason = (str(error).splitlines() or ["the allocator gave no reason"])[0].rstrip(". ")
-        raise OutOfMemoryError(
-            f"out of memory on rank {launched.rank}: {reason}; "
-            f"estimated {estimate.total / GIB:.3g} GiB per rank at {estimate.moment}: "
-            f"{describe_parts(estimate.parts)}; {what_to_lower(estimate)}"
-        ) from None
-
-
-@contextmanager
-def _watched(
-    engine: Any, config: RunConfig, folder: Path, summary: dict[str, Any]
-) -> Iterator[Callable[[int], None]]:
-    """Watch for a hang, which ends the process with exit code 4; yields what marks progress."""
-    from toolkit.engines.process_group import lift_time_limits
-    from toolkit.training.watchdog import Watchdog
-
-    def tell(sentence: str, stacks: str) -> None:
-        end_start(folder, {**summary, "exit": HangError.exit_code, "reason": sentence})
-        sys.stderr.write(f"{stacks}\nerror: {sentence}\n")
-        sys.stderr.flush()
-
-    watchdog = Watchdog(
-        folder,
-        rank=engine.rank,
-        world_size=engine.world_size,
-        timeout_s=config.training.timeout_s,
-        tell=tell,
-    )
-    engine.module.register_forward_pre_hook(lambda *_: watchdog.mark())
-    engine.module.register_forward_hook(lambda *_: watchdog.mark())
-    lift_time_limits()
-    try:
-        yield watchdog.mark
-    finally:
-        watchdog.close()
-
-
-def _memory_of(device: Any) -> int:
-    """Bytes of this rank's GPU, or its share of the host's memory."""
-    import psutil
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(psutil.virtual_memory().total) // ranks_here
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """On a CPU PyTorch raises a plain RuntimeError that names its allocator."""
-    import torch
-
-    own = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return own or "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
-def header(config: RunConfig, run: Any, launched: Launched, folder: Path) -> list[str]:
-    """Return the lines printed before the first step."""
-    import torch.distributed as dist
-
-    backend = dist.get_backend() if dist.is_initialized() else "none"
-    sizes = config.model.sizes()
-    return [
-        f"run        {folder}",
-        f"strategy   {launched.strategy}{_groups(launched)}, accumulation {config.accumulation}, "
-        f"{launched.world_size} x {run.engine.device.type}, backend {backend}",
-        f"model      {sizes.parameter_count:,} parameters, {config.precision}",
-        f"batch      {run.plan.describe()}",
-        f"data       {len(run.batches.dataset.stream):,} tokens, "
-        f"{len(run.batches.dataset) // run.plan.sequences_per_step:,} steps per epoch",
-        *(f"in force   {fact}" for fact in run.facts),
-        *(f"differs    {difference}" for difference in run.differing),
-    ]
-
-
-def _groups(launched: Launched) -> str:
-    shards = launched.world_size // launched.replicas
-    return f" in {launched.replicas} groups of {shards}" if launched.replicas > 1 else ""
-
-
-def _devices(device: Any) -> dict[str, Any]:
-    import torch
-
-    if device.type == "cuda":
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return {"type": "cuda", "names": names}
-    return {"type": device.type, "cpu_count": os.cpu_count()}
-
-
-def print_line(line: str) -> None:
-    """Print a line at once, until whoever reads closes the pipe, as `head` does, or has no room."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _silence(line: str) -> None:
-    pass
-
-
-def _speak(rank: int, sentence: str, *, is_said: bool = False) -> None:
-    """Print what is wrong, once per machine: ranks mostly fail alike, and a launcher ends its own
-    when one of them has.
-
-    A rank that gets its signal before it fails lives on; what another has printed it does not.
-    """
-    if int(os.environ.get("LOCAL_RANK", rank)):
-        time.sleep(_FIRST_WORD_S)
-        if is_said:
-            return
-    if rank and not is_said:
-        sentence = f"rank {rank}: {sentence}"
-    with suppress(OSError):
-        sys.stderr.write(f"error: {sentence}\n")
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

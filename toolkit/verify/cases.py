@@ -1,4 +1,4 @@
-"""What one arm is asked to do, and the global batches that every arm and the reference share."""
+"""A training run of a few steps, and the global batches that all cases and the reference share."""
 
 from dataclasses import dataclass, replace
 

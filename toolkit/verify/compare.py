@@ -31,9 +31,9 @@ class Difference:
 
 
 def compare(found: Trajectory, reference: Trajectory) -> Difference:
-    """Compare an arm with the reference it should equal.
+    """Compare a case with the reference it should equal.
 
-    Key biases are left out of the relative comparison: adding the same vector to every key shifts
+    Key biases are skipped in the relative comparison: adding the same vector to every key shifts
     all scores of a query alike, which softmax ignores, so their gradient is exactly zero and what
     is computed for it is rounding alone; AdamW makes steps of up to the learning rate of that.
 

@@ -2,11 +2,13 @@
 
 Each control breaks one thing in an engine that is otherwise like a run's. A proof that passes all
 the same proves nothing, so `toolkit verify --controls` asks that every one of them is caught.
+
+A fault goes in through PyTorch's hooks and the engine's attributes: no method is replaced.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,60 +20,59 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.strategies import Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.schedule import lr_at
-from toolkit.verify.cases import VARIANT_STEPS, Case
+from toolkit.verify.cases import TINY, VARIANT_STEPS, Case, global_batch
 
-Break = Callable[[Engine, Case], None]
-Batches = Any
+Fault = Callable[[Engine, Case], None]
 
 CASE = Case(accumulation="replicated", grad_accum_steps=4)
 WHOLE_VOCABULARY = replace(CASE, steps=VARIANT_STEPS, whole_vocabulary=True)
 
 
-def break_nothing(engine: Engine, case: Case) -> None:
+def no_fault(engine: Engine, case: Case) -> None:
     """Leave the engine as it is."""
+
+
+def _scale_gradients(engine: Engine, factor: float) -> None:
+    """Multiply every gradient, and no loss."""
+
+    def scale(module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
+        loss.register_hook(lambda gradient: gradient * factor)
+
+    engine.model.register_forward_hook(scale)
 
 
 def divide_twice(engine: Engine, case: Case) -> None:
     """Take the mean over micro-steps of what is a share of the mean already."""
-    backward = engine.backward
-    engine.backward = lambda loss: backward(loss / case.grad_accum_steps)  # type: ignore[method-assign]
+    _scale_gradients(engine, 1 / case.grad_accum_steps)
 
 
 def divide_by_world_size(engine: Engine, case: Case) -> None:
     """Average over ranks what the engine averages as well."""
-    backward = engine.backward
-    engine.backward = lambda loss: backward(loss / engine.world_size)  # type: ignore[method-assign]
+    _scale_gradients(engine, 1 / engine.world_size)
 
 
 def skip_the_last_all_reduce(engine: Engine, case: Case) -> None:
     """Keep gradients local in the last micro-step too."""
-    accumulate = engine.accumulate
-
-    def never_reduce(micro_batches: Batches) -> Iterator[Any]:
-        for micro_batch in accumulate(micro_batches):
-            with engine.model.no_sync():
-                yield micro_batch
-
-    engine.accumulate = never_reduce  # type: ignore[method-assign]
+    engine.model.require_backward_grad_sync = False
 
 
 def communicate_at_every_micro_step(engine: Engine, case: Case) -> None:
-    """Forget what keeps the earlier micro-steps quiet."""
-    engine._before_last_micro_step = nullcontext  # type: ignore[method-assign]
+    """Take another mode than was asked, which keeps no micro-step quiet."""
+    engine.accumulation = "sharded"
 
 
 def flip_the_sync_flag_after_forward(engine: Engine, case: Case) -> None:
     """DDP reads its flag in the forward pass; set before the backward, it comes too late."""
     communicate_at_every_micro_step(engine, case)
-    backward = engine.backward
-    engine.model.require_backward_grad_sync = False
 
-    def flip_then_backward(loss: torch.Tensor) -> None:
-        engine.model.require_backward_grad_sync = engine.at_boundary
-        backward(loss)
+    def unset(*_: Any) -> None:
         engine.model.require_backward_grad_sync = False
 
-    engine.backward = flip_then_backward  # type: ignore[method-assign]
+    def set_at_boundary(*_: Any) -> None:
+        engine.model.require_backward_grad_sync = engine.at_boundary
+
+    engine.model.register_forward_pre_hook(unset)
+    engine.model.register_forward_hook(set_at_boundary)
 
 
 def untie_the_head(engine: Engine, case: Case) -> None:
@@ -88,10 +89,13 @@ def update_stale_parameters(engine: Engine, case: Case) -> None:
 
 def step_the_schedule_per_rank(engine: Engine, case: Case) -> None:
     """Let the schedule run as many times too fast as there are ranks."""
-    set_lr, steps = engine.set_lr, iter(range(0, case.steps * engine.world_size, engine.world_size))
-    engine.set_lr = lambda lr: set_lr(  # type: ignore[method-assign]
-        lr_at(next(steps), case.optimizer_config(), steps=case.steps)
-    )
+    passes = count()
+
+    def set_too_far(*_: Any) -> None:
+        step = next(passes) // case.grad_accum_steps * engine.world_size
+        engine.set_lr(lr_at(step, case.optimizer_config(), steps=case.steps))
+
+    engine.model.register_forward_pre_hook(set_too_far)
 
 
 def clip_before_averaging(engine: Engine, case: Case) -> None:
@@ -114,8 +118,8 @@ def forget_the_tied_weight(engine: Engine, case: Case) -> None:
 
 def misjudge_the_norm(engine: Engine, case: Case) -> None:
     """Take the gradient for a ten-thousandth longer than it is."""
-    norm = engine._global_norm
-    engine._global_norm = lambda gradients: norm(gradients) * (1 + 1e-4)  # type: ignore[method-assign]
+    norm = engine.norm
+    engine.norm = lambda gradients, sum_over_shards: norm(gradients, sum_over_shards) * (1 + 1e-4)
 
 
 def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
@@ -125,26 +129,34 @@ def repeat_one_ranks_data(engine: Engine, case: Case) -> None:
 
 def take_the_mean_of_means(engine: Engine, case: Case) -> None:
     """Weigh micro-batches alike, however many of their targets are valid."""
-    begin_sum = engine.begin_sum
-    valid_in_step = [torch.tensor(0)]
-
-    def sum_and_remember(value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        finish = begin_sum(value)
-        if not value.is_floating_point():
-            valid_in_step[0] = finish()
-        return finish
+    head: Any = engine.module.get_submodule("lm_head")
+    passes = count()
 
     def reweigh(module: nn.Module, inputs: tuple[torch.Tensor, ...], loss: torch.Tensor) -> Any:
-        mean_valid = valid_in_step[0] / (case.grad_accum_steps * engine.world_size)
+        # All that the batches follow from.
+        sizes = replace(TINY, vocab_size=head.out_features, block_size=inputs[0].shape[1])
+        _, targets = global_batch(next(passes) // case.grad_accum_steps, case, sizes)
+        micro_batches = case.grad_accum_steps * engine.world_size
+        mean_valid = (targets != IGNORE_INDEX).sum().to(loss.device) / micro_batches
         return loss * mean_valid / (inputs[1] != IGNORE_INDEX).sum()
 
-    engine.begin_sum = sum_and_remember  # type: ignore[method-assign]
     engine.model.register_forward_hook(reweigh)
 
 
 def leave_gradients_over(engine: Engine, case: Case) -> None:
     """Start each step on what the last one left."""
-    engine._clear_gradients = lambda: None  # type: ignore[method-assign]
+    left: list[torch.Tensor] = []
+
+    def keep(*_: Any) -> None:
+        left.extend(p.grad.clone() for p in engine.parameters if p.grad is not None)
+
+    def put_back(*_: Any) -> None:
+        for parameter, gradient in zip(engine.parameters, left, strict=False):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        left.clear()
+
+    engine.optimizer.register_step_post_hook(keep)
+    engine.model.register_forward_pre_hook(put_back)
 
 
 def nudge_one_replica(engine: Engine, case: Case) -> None:
@@ -159,7 +171,7 @@ class Control:
     """A fault, the case it is put into, and the strategies it is put into there."""
 
     name: str
-    break_it: Break
+    fault: Fault
     strategies: tuple[Strategy, ...] = ("ddp",)
     case: Case = CASE
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import SEQUENCES_PER_STEP, Case
-from toolkit.verify.verdict import Arm, reference_of
+from toolkit.verify.verdict import Launch, reference_of
 
 # CPU seconds on a core of an AMD EPYC with torch 2.13: the launcher and each process's start as
 # launches with one case need them; a case of a process, so that the default set comes to the 324
@@ -23,7 +23,7 @@ REFERENCE_PASSES = 3
 
 
 def expected_seconds(
-    cases: Mapping[Arm, Sequence[Case]], sizes: ModelSizes, *, cores: int | None = None
+    cases: Mapping[Launch, Sequence[Case]], sizes: ModelSizes, *, cores: int | None = None
 ) -> float:
     """Return about how long launches one after another take, with their references.
 
@@ -35,12 +35,12 @@ def expected_seconds(
     cores = cores or os.cpu_count() or 1
     total = 0.0
     references: dict[object, float] = {}
-    for arm, of_arm in cases.items():
-        own = START_S + sum(CASE_S + COMPILE_S * case.compile for case in of_arm)
-        arithmetic = sum(_arithmetic_s(case, sizes) for case in of_arm)
-        total += LAUNCHER_S + max(1, arm.world_size / cores) * own
-        total += arithmetic / min(cores, arm.world_size)
-        references |= {reference_of(case): _arithmetic_s(case, sizes) for case in of_arm}
+    for launch, own_cases in cases.items():
+        own = START_S + sum(CASE_S + COMPILE_S * case.compile for case in own_cases)
+        arithmetic = sum(_arithmetic_s(case, sizes) for case in own_cases)
+        total += LAUNCHER_S + max(1, launch.world_size / cores) * own
+        total += arithmetic / min(cores, launch.world_size)
+        references |= {reference_of(case): _arithmetic_s(case, sizes) for case in own_cases}
     return total + REFERENCE_PASSES * sum(references.values()) / cores
 
 

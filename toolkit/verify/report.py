@@ -7,7 +7,7 @@ from rich.table import Table
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import MASKED_SHARE, SEQUENCES_PER_STEP
 from toolkit.verify.run import Caught
-from toolkit.verify.verdict import Arm, Verdict
+from toolkit.verify.verdict import Launch, Verdict
 
 KIB = 2**10
 WIDTH, WIDEST = 100, 200
@@ -43,8 +43,8 @@ def _cells(verdict: Verdict) -> dict[str, str]:
     held = verdict.outcome.held_gradient_bytes
     reduced = traffic["all_reduce"].bytes + traffic["reduce_scatter"].bytes
     return {
-        "strategy": verdict.arm.strategy,
-        "ranks": str(verdict.arm.world_size),
+        "strategy": verdict.launch.strategy,
+        "ranks": str(verdict.launch.world_size),
         "accumulation": case.accumulation,
         "A": str(case.grad_accum_steps),
         "update": f"{case.precision} {case.optimizer}",
@@ -112,12 +112,12 @@ def build_controls_table(controls: list[Caught]) -> Table:
 def build_json(
     verdicts: list[Verdict],
     controls: list[Caught],
-    others: dict[Arm, str],
+    others: dict[Launch, str],
     sizes: ModelSizes,
     *,
     steps: int,
 ) -> dict[str, Any]:
-    """Return the object that `--json` prints; `others` are arms that were not run or failed."""
+    """Return the object that `--json` prints; `others` are launches that were not run or failed."""
     failed = [reason for reason in others.values() if reason.startswith("failed")]
     return {
         "ok": bool(verdicts)
@@ -134,8 +134,8 @@ def build_json(
         },
         "cases": [verdict.to_json() for verdict in verdicts],
         "not_run": [
-            {"strategy": arm.strategy, "world_size": arm.world_size, "reason": reason}
-            for arm, reason in others.items()
+            {"strategy": launch.strategy, "world_size": launch.world_size, "reason": reason}
+            for launch, reason in others.items()
         ],
         "controls": [control.to_json() for control in controls],
     }

@@ -1,8 +1,12 @@
-"""Which arms and cases, and running them one launch after another."""
+"""Which launches and cases, and running them one launch after another."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from toolkit.engines.strategies import (
     REPLICAS,
@@ -13,11 +17,13 @@ from toolkit.engines.strategies import (
     missing_engine,
 )
 from toolkit.errors import ToolkitError, UsageError
+from toolkit.launch.processes import launch as start
 from toolkit.model.sizes import ModelSizes
+from toolkit.verify import worker
 from toolkit.verify.cases import SEQUENCES_PER_STEP, VARIANT_STEPS, Case
 from toolkit.verify.controls import CONTROLS, Control
-from toolkit.verify.launch import Result, run_arm
-from toolkit.verify.verdict import Arm, Verdict, judge, launched_replicas
+from toolkit.verify.outcome import FOUND, Outcome, Work
+from toolkit.verify.verdict import Launch, Verdict, judge, launched_replicas
 
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
@@ -37,56 +43,56 @@ class Caught:
 
 
 @dataclass(frozen=True)
-class ArmReport:
+class LaunchReport:
     """The verdicts on one launch."""
 
     verdicts: list[Verdict]
     controls: list[Caught]
 
 
-def not_run(arm: Arm) -> str | None:
-    """Return why an arm cannot exist here, or None if it can."""
-    if missing := missing_engine(arm.strategy):
+def not_run(launch: Launch) -> str | None:
+    """Return why a launch cannot exist here, or None if it can."""
+    if missing := missing_engine(launch.strategy):
         return missing
-    if arm.strategy == "single" and arm.world_size != 1:
+    if launch.strategy == "single" and launch.world_size != 1:
         return "one process is one process"
     try:
-        launched_replicas(arm.strategy, arm.world_size)
+        launched_replicas(launch.strategy, launch.world_size)
     except UsageError as error:
         return str(error)
-    if SEQUENCES_PER_STEP % arm.world_size:
-        return f"{SEQUENCES_PER_STEP} sequences do not divide by {arm.world_size} processes"
+    if SEQUENCES_PER_STEP % launch.world_size:
+        return f"{SEQUENCES_PER_STEP} sequences do not divide by {launch.world_size} processes"
     return None
 
 
-def plan_arms(strategies: Sequence[Strategy], world_sizes: Sequence[int]) -> list[Arm]:
+def plan_launches(strategies: Sequence[Strategy], world_sizes: Sequence[int]) -> list[Launch]:
     """Return every strategy at every world size; without sizes, each at the smallest it can have.
 
-    `not_run` says which of them cannot exist.
+    `not_run` names those that cannot exist.
     """
     smallest = {"single": 1, "hsdp": 2 * REPLICAS}
     return [
-        Arm(strategy, size)
+        Launch(strategy, size)
         for strategy in strategies
         for size in world_sizes or [smallest.get(strategy, 2)]
     ]
 
 
 def cases_of(
-    arm: Arm,
+    launch: Launch,
     *,
     accumulations: Sequence[Accumulation],
     grad_accum_steps: Sequence[int],
     precisions: Sequence[Precision],
     steps: int,
 ) -> list[Case]:
-    """Return the cases of an arm: every mode it can accumulate in, with both optimizers.
+    """Return the cases of a launch: every mode it can accumulate in, with both optimizers.
 
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
     dropout, with the chunked loss, with activation checkpointing, with GPT-2's whole vocabulary
     and, under one strategy, compiled.
     """
-    modes = [mode for mode in accumulations if SUPPORT[arm.strategy][mode].possible]
+    modes = [mode for mode in accumulations if SUPPORT[launch.strategy][mode].possible]
     plain = [
         Case(
             accumulation=mode,
@@ -115,78 +121,103 @@ def cases_of(
         {"activation_checkpointing": True},
         {"whole_vocabulary": True},
         *([{"incomplete_window": True}] if most > 1 else []),
-        *([{"compile": True}] if arm.strategy == COMPILED else []),
+        *([{"compile": True}] if launch.strategy == COMPILED else []),
     ]
     return plain + [Case(**base, **variant) for variant in variants]
 
 
-def controls_of(arm: Arm) -> list[Control]:
-    """Return the faults that can be put into an arm."""
-    return [c for c in CONTROLS if arm.strategy in c.strategies and arm.world_size > 1]
+def controls_of(launch: Launch) -> list[Control]:
+    """Return the faults that can be put into a launch."""
+    return [c for c in CONTROLS if launch.strategy in c.strategies and launch.world_size > 1]
 
 
-def verify_arm(
-    arm: Arm,
+def run_cases(
+    launch: Launch,
+    cases: Sequence[Case],
+    sizes: ModelSizes,
+    *,
+    controls: Sequence[Control] = (),
+    timeout_s: float = 280.0,
+) -> tuple[list[Outcome], list[Outcome | str]]:
+    """Run all cases and controls in the workers of one launch.
+
+    Returns:
+        An outcome for each case, and for each control its outcome or the sentence that refused it.
+
+    Raises:
+        ProcessError: a process failed.
+        HangError: they did not finish within `timeout_s` seconds; they have been ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "work.pt"
+        torch.save(Work(list(cases), list(controls), sizes, timeout_s), work)
+        script = [worker.__file__, str(work)]
+        start(launch.strategy, launch.world_size, script, timeout_s=timeout_s)
+        return torch.load(work.with_name(FOUND), weights_only=False)
+
+
+def verify_launch(
+    launch: Launch,
     cases: Sequence[Case],
     sizes: ModelSizes,
     *,
     controls: Sequence[Control] = (),
     timeout_s: float,
-) -> ArmReport:
-    """Launch an arm and judge each of its cases and controls.
+) -> LaunchReport:
+    """Run a launch and judge each of its cases and controls.
 
     Raises:
         ToolkitError: the launch failed or did not end in time.
     """
-    # Whether a fault is caught says something only where the same case passes unbroken.
+    # Whether a fault is caught means something only where the same case passes unbroken.
     unbroken = list({control.case: None for control in controls})
-    results, broken = run_arm(
-        arm.strategy,
-        arm.world_size,
-        [*cases, *unbroken],
-        sizes,
-        controls=[control.name for control in controls],
-        timeout_s=timeout_s,
+    results, broken = run_cases(
+        launch, [*cases, *unbroken], sizes, controls=controls, timeout_s=timeout_s
     )
     verdicts = [
-        judge(arm, case, result, sizes)
+        judge(launch, case, result, sizes)
         for case, result in zip([*cases, *unbroken], results, strict=True)
     ]
     trusted = {verdict.case for verdict in verdicts[len(cases) :] if not verdict.problems}
     caught = [
         Caught(
             control.name,
-            arm.strategy,
-            _caught_by(arm, control, result, sizes) if control.case in trusted else None,
+            launch.strategy,
+            _caught_by(launch, control, result, sizes) if control.case in trusted else None,
         )
         for control, result in zip(controls, broken, strict=True)
     ]
-    return ArmReport(verdicts[: len(cases)], caught)
+    return LaunchReport(verdicts[: len(cases)], caught)
 
 
-def _caught_by(arm: Arm, control: Control, result: Result, sizes: ModelSizes) -> str | None:
+def _caught_by(
+    launch: Launch, control: Control, result: Outcome | str, sizes: ModelSizes
+) -> str | None:
     """The first check that a broken engine did not pass."""
     if isinstance(result, str):
         return result
-    return next(iter(judge(arm, control.case, result, sizes).problems), None)
+    return next(iter(judge(launch, control.case, result, sizes).problems), None)
 
 
 def run_all(
-    arms: Sequence[Arm],
-    cases: Callable[[Arm], list[Case]],
+    launches: Sequence[Launch],
+    cases: Callable[[Launch], list[Case]],
     sizes: ModelSizes,
     *,
     with_controls: bool,
     timeout_s: float,
-) -> Iterator[tuple[Arm, ArmReport | str]]:
-    """Yield each arm with its verdicts, or with the reason why it was not run or failed."""
-    for arm in arms:
-        reason = not_run(arm)
+) -> Iterator[tuple[Launch, LaunchReport | str]]:
+    """Yield each launch with its verdicts, or with the reason why it was not run or failed."""
+    for launch in launches:
+        reason = not_run(launch)
         if reason is not None:
-            yield arm, f"not run: {reason}"
+            yield launch, f"not run: {reason}"
             continue
-        controls = controls_of(arm) if with_controls else []
+        controls = controls_of(launch) if with_controls else []
         try:
-            yield arm, verify_arm(arm, cases(arm), sizes, controls=controls, timeout_s=timeout_s)
+            yield (
+                launch,
+                verify_launch(launch, cases(launch), sizes, controls=controls, timeout_s=timeout_s),
+            )
         except ToolkitError as error:
-            yield arm, f"failed: {error}"
+            yield launch, f"failed: {error}"

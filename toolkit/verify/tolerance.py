@@ -1,8 +1,8 @@
-"""How far an arm may be from the exact update: as far as rounding alone can take it.
+"""How far a case may be from the exact update: as far as rounding alone can take it.
 
 The same steps are computed twice more in one process: in fp64, which counts as exact, and in the
-arm's precision as plain PyTorch computes it. The distance between those two is the rounding error
-of this model, this data and this number of steps. An arm does the same arithmetic and differs in
+case's precision as plain PyTorch computes it. The distance between those two is the rounding error
+of this model, this data and this number of steps. A worker does the same arithmetic and differs in
 the order of its additions, over A micro-steps and N ranks, so its error is another draw of it.
 
 Only the gradient's norm is not plain PyTorch's. On a CPU that one is wrong by more than rounding
@@ -51,7 +51,7 @@ class Yardstick:
         """Return the largest admissible value of a `Difference` field.
 
         Never below a few units of the precision itself: the rounding error of one quantity can by
-        chance be nearly zero. The norm that an arm finds of its own gradient is fp32's business
+        chance be nearly zero. The norm that a case finds of its own gradient is fp32's business
         under every precision, for that is what gradients are held in.
         """
         precision = "fp32" if name == "own_norm_rel" else precision

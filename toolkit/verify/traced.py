@@ -25,6 +25,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.fsdp2 import Fsdp2Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.replicated import ReplicatedEngine
+from toolkit.engines.strategies import Precision
 from toolkit.engines.torch_internals import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -152,9 +153,6 @@ class _Accelerator:
         # The trackers take one pass through the modules at a time.
         self.after_backward()
 
-    def unwrap_model(self, model: Any) -> Any:
-        return model
-
 
 def _inner(engine: Engine) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer = engine.optimizer
@@ -162,14 +160,14 @@ def _inner(engine: Engine) -> torch.optim.Optimizer:
 
 
 def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
-    model = GPT2(
+    model = (_AutocastGPT2 if mesh is None else GPT2)(
         settings.sizes,
         dropout=settings.dropout,
         activation_checkpointing=settings.activation_checkpointing,
         loss=settings.loss,
     )
-    if mesh is None:
-        _autocast(model, settings)
+    if isinstance(model, _AutocastGPT2):
+        model.precision = settings.precision
     else:
         _shard(model, settings, mesh)
     optimizer = build_optimizer(model, OptimizerConfig.model_validate({"name": settings.optimizer}))
@@ -185,6 +183,7 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
     )
     engine = (ReplicatedEngine if mesh is None else Fsdp2Engine)(
         accelerator=_Accelerator(),
+        module=model,
         model=model,
         optimizer=optimizer,
         launched=launched,
@@ -192,14 +191,18 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         grad_clip=1.0,
     )
     # A fake norm has no value to decide by whether to clip.
-    engine._global_norm = lambda gradients: torch.tensor(2.0)  # type: ignore[method-assign]
+    engine.norm = lambda gradients, sum_over_shards: torch.tensor(2.0)
     return engine
 
 
-def _autocast(model: GPT2, settings: StepSettings) -> None:
-    if settings.precision != "fp32":
-        cast = torch.autocast("cpu", dtype=TORCH_DTYPES[settings.precision])
-        model.forward = cast(model.forward)  # type: ignore[method-assign]
+class _AutocastGPT2(GPT2):
+    """Computes as Accelerate lets a model that is not sharded."""
+
+    precision: Precision
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        with torch.autocast("cpu", TORCH_DTYPES[self.precision], self.precision != "fp32"):
+            return super().forward(tokens, targets)
 
 
 def _shard(model: GPT2, settings: StepSettings, mesh: Any) -> None:

@@ -20,7 +20,7 @@ from toolkit.verify.tolerance import COMPARED, Yardstick, yardstick
 
 
 @dataclass(frozen=True)
-class Arm:
+class Launch:
     """One launch: a strategy on a number of processes."""
 
     strategy: Strategy
@@ -43,7 +43,7 @@ def launched_replicas(strategy: Strategy, world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One case of one arm beside the exact update.
+    """One case of a launch beside the exact update.
 
     Attributes:
         limits: the largest admissible value of each compared figure.
@@ -51,7 +51,7 @@ class Verdict:
         problems: a sentence for each thing that is not as it should be; empty if it all is.
     """
 
-    arm: Arm
+    launch: Launch
     case: Case
     difference: Difference
     limits: dict[str, float]
@@ -64,9 +64,9 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints for a case."""
         return {
-            "strategy": self.arm.strategy,
+            "strategy": self.launch.strategy,
             "accumulation": self.case.accumulation,
-            "world_size": self.arm.world_size,
+            "world_size": self.launch.world_size,
             "grad_accum_steps": self.case.grad_accum_steps,
             "precision": self.case.precision,
             "optimizer": self.case.optimizer,
@@ -86,7 +86,7 @@ class Verdict:
         }
 
 
-def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
+def judge(launch: Launch, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
     """Compare one outcome with the exact update and with the program of the engine's step."""
     sizes = case.model(sizes)
     measure = _yardstick(reference_of(case), sizes)
@@ -94,7 +94,11 @@ def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
     limits = _limits(case, measure)
     # The last step is the counted one.
     settings = case.step_settings(
-        case.steps - 1, sizes, arm.strategy, world_size=arm.world_size, replicas=arm.replicas
+        case.steps - 1,
+        sizes,
+        launch.strategy,
+        world_size=launch.world_size,
+        replicas=launch.replicas,
     )
     program = write_step(settings)
     expected, held = read_traffic(program, settings), read_held(program)
@@ -105,7 +109,7 @@ def judge(arm: Arm, case: Case, outcome: Outcome, sizes: ModelSizes) -> Verdict:
         *outcome.replica_problems,
     ]
     return Verdict(
-        arm=arm,
+        launch=launch,
         case=case,
         difference=difference,
         limits=limits,
@@ -136,7 +140,7 @@ def _yardstick(case: Case, sizes: ModelSizes) -> Yardstick:
 
 
 def _limits(case: Case, measure: Yardstick) -> dict[str, float]:
-    """What is compared, with its limit; under dropout an arm with itself, since draws differ."""
+    """What is compared, with its limit; under dropout a case with itself, since draws differ."""
     if case.dropout:
         return {"own_norm_rel": measure.limit("own_norm_rel", case.precision)}
     limits = {name: measure.limit(name, case.precision) for name in COMPARED}

@@ -1,0 +1,1 @@
+"""Scripts that write the generated files of docs/ and help build its site."""

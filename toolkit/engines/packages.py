@@ -1,0 +1,13 @@
+"""The packages that engines are made of, by name; imports none of them."""
+
+PACKAGES = ("torch", "accelerate", "deepspeed")
+"""Those whose version decides what is computed."""
+
+WAITING = (
+    "torch/distributed/",
+    "torch/autograd/graph.py",
+    "deepspeed/comm/",
+    "toolkit/engines/engine.py",
+    "toolkit/engines/ranks.py",
+)
+"""Files that Python is in while it waits for other ranks; backward is mostly such waiting too."""

@@ -1,0 +1,1 @@
+"""A trained model at work: text, loss and multiple choice, from any checkpoint or export."""

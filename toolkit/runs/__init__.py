@@ -1,0 +1,1 @@
+"""What runs left behind, read from their folders: to list, compare and draw."""

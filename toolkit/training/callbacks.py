@@ -1,0 +1,74 @@
+"""All that hangs on the loop of a run, in the order in which it is called."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.checkpoint.store import CheckpointStore
+from toolkit.program.readers.peak import Peak
+from toolkit.training.build import Run
+from toolkit.training.callback import Callback, Log
+from toolkit.training.checks import FirstStepCheck, ReplicaCheck
+from toolkit.training.health import Health
+from toolkit.training.loop import Loop
+from toolkit.training.memory import MemoryPeak
+from toolkit.training.preemption import Preemption
+from toolkit.training.profile import Profile
+from toolkit.training.report import RunReport
+from toolkit.training.resume import resume
+from toolkit.training.roll_back import RollBack
+from toolkit.training.saving import Saving
+from toolkit.training.stop import StopRequest
+from toolkit.training.stragglers import Stragglers
+from toolkit.training.validation import Validation
+
+
+def build_loop(
+    run: Run,
+    folder: Path,
+    log: Log,
+    *,
+    estimate: Peak,
+    stop: StopRequest,
+    strict: bool = False,
+    others: Sequence[Callback] = (),
+) -> tuple[Loop, RunReport]:
+    """Resume a run from the newest checkpoint in its folder, and hang on it what its keys ask for.
+
+    Args:
+        estimate: of the memory at the peak, to be compared with what is measured.
+        stop: whether a signal has asked for the end.
+        strict: refuse to skip a damaged checkpoint.
+        others: called after those of the run itself.
+
+    Raises:
+        UntrustedError, UsageError: as `resume`.
+    """
+    store = CheckpointStore(folder / "checkpoints")
+    progress = resume(run, store, log, strict=strict)
+    step = progress.step
+    first = run.engine.rank == 0
+    memory = MemoryPeak(run.engine.device, folder if first else None, log, estimate=estimate)
+    health = Health(run.config.training)
+    report = RunReport(run, folder, log, memory=memory, last_step=step)
+    saving = Saving(run, store, log, saved_step=step)
+    validation = Validation(run, report, stop)
+    return Loop(
+        run,
+        progress,
+        [
+            FirstStepCheck(run),
+            memory,
+            Profile(folder / "profile", run.engine, run.config.training.profile, log),
+            health,
+            report,
+            RollBack(run, saving, health, report, log),
+            Stragglers(run.engine, log),
+            ReplicaCheck(run),
+            # Before the evaluation, which may take long, and in which the run may be killed.
+            saving,
+            # After the state is saved; where an evaluation is still due, the next start does it.
+            Preemption(run.config.training, stop, validation),
+            validation,
+            *others,
+        ],
+    ), report
