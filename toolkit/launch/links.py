@@ -86,6 +86,10 @@ class Link:
         name = self.namespaces[machine]
         _run(_program("tc"), "-n", name, *_shape("replace", rate_mbit_per_s))
 
+    def processes(self, machine: int) -> list[int]:
+        """Return the numbers of the processes that run on a machine."""
+        return [int(pid) for pid in _run(_ip(), "netns", "pids", self.namespaces[machine]).split()]
+
     def kill(self, machine: int) -> None:
         """End all that runs on a machine, as a loss of power would."""
         kill = ["sh", "-c", _KILL, "sh", self.namespaces[machine]]
