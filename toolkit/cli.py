@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
+from toolkit.commands.audit import audit
 from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
 from toolkit.commands.compare import compare
@@ -15,11 +16,13 @@ from toolkit.commands.estimate import estimate
 from toolkit.commands.evaluate import evaluate
 from toolkit.commands.generate import generate
 from toolkit.commands.init import init
+from toolkit.commands.plan import plan
 from toolkit.commands.plot import plot
 from toolkit.commands.runs import runs
 from toolkit.commands.summary import summary
 from toolkit.commands.train import train
 from toolkit.commands.verify import verify
+from toolkit.commands.watch import watch
 from toolkit.errors import ReaderGone, ToolkitError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
@@ -34,12 +37,15 @@ app.command()(config)
 app.command()(train)
 app.command()(summary)
 app.command()(check)
+app.command()(audit)
 app.command()(verify)
 app.command()(estimate)
+app.command()(plan)
 app.command()(generate)
 app.command("eval")(evaluate)
 app.command()(plot)
 app.command()(compare)
+app.command()(watch)
 app.command()(runs)
 app.add_typer(data, name="data")
 app.add_typer(checkpoint, name="checkpoint")

@@ -19,10 +19,12 @@ class StepTokens:
     Attributes:
         wanted: tokens over all ranks.
         is_fixed: a run was given that takes exactly these; else as many as make whole micro-steps.
+        only: the one micro-batch, in sequences, that is asked about; None for all.
     """
 
     wanted: int
     is_fixed: bool
+    only: int | None = None
 
     def grad_accum_steps(self, micro_batch_size: int, *, seq_len: int, world_size: int) -> int:
         """Return the micro-steps of that many sequences that fit into the step, at least one."""
@@ -33,7 +35,10 @@ class StepTokens:
         if not self.is_fixed:
             return range(1, MAX_MICRO_BATCH + 1)
         per_rank, rest = divmod(self.wanted, seq_len * world_size)
-        return [] if rest else [n for n in _divisors(per_rank) if n <= MAX_MICRO_BATCH]
+        if rest:
+            return []
+        sizes = [n for n in _divisors(per_rank) if n <= MAX_MICRO_BATCH]
+        return [n for n in sizes if self.only in (None, n)]
 
 
 def _divisors(number: int) -> list[int]:
