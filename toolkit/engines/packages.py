@@ -11,3 +11,6 @@ WAITING = (
     "toolkit/engines/ranks.py",
 )
 """Files that Python is in while it waits for other ranks; backward is mostly such waiting too."""
+
+LOST = ("gloo/transport", "ncclRemoteError", "NCCL communicator was aborted")
+"""In the errors of collectives whose other end is gone; neither backend has a class for it."""

@@ -36,6 +36,7 @@ CONGESTION_CONTROL = "reno"
 """In every Linux kernel, and steady where nothing is lost; others pause now and then to probe."""
 
 _NAME = re.compile(r"scaling-(\d+)-[0-9a-f]+-(?:\d+|hub)")
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[MG])bit")
 _KILL = """
 for name; do
     while pids=$(ip netns pids "$name") && [ -n "$pids" ]; do
@@ -103,6 +104,20 @@ def links_unavailable() -> str | None:
             return None
     except UsageError as error:
         return str(error)
+
+
+def read_rate(text: str) -> float:
+    """Return the 10^6 bits per second of a rate such as `1Gbit` or `100Mbit`.
+
+    Raises:
+        UsageError: it is no rate that a link can have.
+    """
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--link {text}: the form is NUMBERMbit or NUMBERGbit, as in 1Gbit")
+    rate = float(match["number"]) * (1000 if match["unit"] == "G" else 1)
+    check_rate(rate)
+    return rate
 
 
 def check_rate(rate_mbit_per_s: float) -> None:

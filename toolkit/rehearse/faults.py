@@ -13,10 +13,10 @@ class Ending(Enum):
 
     DONE = "all machines end with 0 after the last step"
     REFUSED = "all machines end with 2 before the first step and name the machine and what differs"
-    REPORTED = "within 60 s all machines print the address that they wait for"
+    REPORTED = "within 90 s all machines print the address that they wait for"
     RESUMED = (
-        "all other machines end with 4 or 75 in the time set, nothing is left of the run, and the "
-        "next start repeats steps exactly and ends with 0"
+        "the machines end with 4 or 75 in the time set, no process is left, and the next start "
+        "repeats steps exactly and ends with 0"
     )
 
 
@@ -51,6 +51,7 @@ ENDINGS = {
     "wrong-address": Ending.REPORTED,
     "other-config": Ending.REFUSED,
     "other-data": Ending.REFUSED,
+    "other-code": Ending.REFUSED,
     "other-version": Ending.REFUSED,
 }
 """What must come of each fault; `none` is a run without one."""

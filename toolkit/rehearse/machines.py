@@ -3,9 +3,9 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.launch.links import Link, linked
@@ -13,9 +13,12 @@ from toolkit.launch.processes import Processes, processes
 from toolkit.shipped import ROOT
 
 LOOK_EVERY_S = 0.1
+MAIN_PORT = 29500
+"""Where machines meet; nobody else can have taken it, as namespaces have their own ports."""
 _SCRIPT = ROOT / "launch" / "several_nodes.sh"
 # The name is this process's alone (unshare(1), --uts).
 _NAMED = ("unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"')
+_FIRST_IN_PATH = 'PYTHONPATH=$0:$PYTHONPATH exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what a machine is started otherwise than the others."""
+    """In what a machine is started otherwise than the others.
+
+    Attributes:
+        address: where it looks for machine 0.
+        overrides: of the run configuration.
+        modules: a folder in which Python looks first.
+    """
 
     address: str | None = None
     overrides: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    modules: Path | None = None
 
 
 class Machines:
@@ -60,20 +69,24 @@ class Machines:
         machine, plan = len(self._groups), self._plan
         own = difference or Difference()
         folder = self._folder / f"machine{machine}"
-        folder.mkdir(parents=True)
+        # What a killed launcher leaves among temporary files goes with the rehearsal.
+        (folder / "tmp").mkdir(parents=True)
         environment = {
             "NODES": str(plan.machines),
             "NODE_RANK": str(machine),
             "MAIN_ADDRESS": own.address or self.link.master_address,
+            "MAIN_PORT": str(MAIN_PORT),
             "PROCESSES_PER_NODE": str(plan.per_machine),
             "STRATEGY": plan.strategy,
             "CONFIG": str(plan.config),
             "GLOO_SOCKET_IFNAME": self.link.interface,
             "NCCL_SOCKET_IFNAME": self.link.interface,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            **own.environment,
+            "TMPDIR": str(folder / "tmp"),
         }
         command = ["bash", str(_SCRIPT), *plan.overrides, *own.overrides]
+        if own.modules is not None:
+            command = ["sh", "-c", _FIRST_IN_PATH, str(own.modules), *command]
         group = processes(
             [self.link.command(machine, [*_NAMED, f"machine{machine}", *command])],
             folder=folder,
