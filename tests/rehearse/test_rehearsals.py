@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from tempfile import gettempdir
 import psutil
 import pytest
 
+from tests.distributed.started import wait_until
 from toolkit.launch.links import links_unavailable
 from toolkit.rehearse import rehearsal
 from toolkit.rehearse.differences import Difference
@@ -118,3 +120,17 @@ def test_the_command_ends_with_0_only_if_all_came_as_it_must(run_file: Path) -> 
     assert "outcome    none: as it must be" in ended.stdout
     assert "wrong      the run was over before link-down@60s" in ended.stdout
     assert "Traceback" not in ended.stderr
+
+
+def test_a_rehearsal_that_is_ended_leaves_nothing(run_file: Path) -> None:
+    before = traces()
+    words = [sys.executable, "-m", "toolkit", "rehearse", "--per-machine", "1"]
+    process = subprocess.Popen(
+        [*words, "--steps", "1000", "--config", str(run_file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    wait_until(lambda: len([p for p in traces() if "launch/train.py" in p]) > 2, limit_s=120)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    wait_until(lambda: traces() == before, limit_s=10)
+    assert f"scaling-{process.pid}-" not in subprocess.check_output(["ip", "netns"], text=True)

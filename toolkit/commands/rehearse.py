@@ -29,6 +29,9 @@ def rehearse(
 
     Example: toolkit rehearse --machines 2 --per-machine 2 --config my.yaml --fault link-down@20s
     """
+    import signal
+    import sys
+
     from toolkit.launch.links import read_rate
     from toolkit.rehearse.faults import read_fault
     from toolkit.rehearse.machines import Plan
@@ -42,6 +45,8 @@ def rehearse(
         config=config,
         overrides=(*(overrides or ()), f"training.stop_at={steps}"),
     )
+    # As Ctrl-C does: all that was started ends, and nothing stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wrong = False
     for found in [read_fault(text) for text in fault or ["none"]]:
         typer.echo(f"fault      {found}: {found.ending.value}")
