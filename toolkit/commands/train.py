@@ -39,14 +39,19 @@ def train(
 
     The pair of files and the data are checked before anything is started.
 
+    With --machines, each machine of the run calls this, and they may come and go.
+
     Example: toolkit train --strategy fsdp2 --num-processes 2 --config my.yaml
     """
+    from toolkit.errors import UsageError
     from toolkit.training.elastic import start_elastic
     from toolkit.training.start import start
 
     flags = {"--strict": strict, "--verbose": verbose, "--quiet": quiet}
     options = [flag for flag, is_given in flags.items() if is_given]
     if machines is not None:
+        if num_processes is not None:
+            raise UsageError("--machines takes --per-machine, not --num-processes")
         raise typer.Exit(
             start_elastic(
                 strategy,

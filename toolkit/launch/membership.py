@@ -72,12 +72,12 @@ class Membership:
         self._awaits = 0
         self._beat = 0
         self._beats: dict[str, tuple[int, float | None]] = {}
+        self._earlier: set[Path] = set()
         self._left = Event()
 
     @contextmanager
     def present(self) -> Iterator[None]:
         """Be a member until the block ends; the last one takes the folder along."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._earlier = set(self.folder.glob("over_*"))
         self._renew()
         thread = Thread(target=self._keep_renewing, name="membership", daemon=True)
@@ -145,6 +145,8 @@ class Membership:
 
     def _renew(self) -> None:
         self._beat += 1
+        # Whoever left last may have taken it along just now.
+        self.folder.mkdir(parents=True, exist_ok=True)
         host = socket.gethostname()
         member = Member(self.name, host, self._address, self._awaits, self._beat)
         path = self._file(self.name)

@@ -16,8 +16,8 @@ LOOK_EVERY_S = 0.1
 MAIN_PORT = 29500
 """Where machines meet; nobody else can have taken it, as namespaces have their own ports."""
 _SCRIPT = ROOT / "launch" / "several_nodes.sh"
-# The name is this process's alone (unshare(1), --uts).
-_NAMED = ("unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"')
+NAMED = ("unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"')
+"""Before a host name and a command that has it alone (unshare(1))."""
 _FIRST_IN_PATH = 'PYTHONPATH=$0:$PYTHONPATH exec "$@"'
 
 
@@ -88,7 +88,7 @@ class Machines:
         if own.modules is not None:
             command = ["sh", "-c", _FIRST_IN_PATH, str(own.modules), *command]
         group = processes(
-            [self.link.command(machine, [*_NAMED, f"machine{machine}", *command])],
+            [self.link.command(machine, [*NAMED, f"machine{machine}", *command])],
             folder=folder,
             environment=environment,
         )
