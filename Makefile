@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash test-slurm test-versions test-museum bench check data docs samples memory-errors overhead audit-overhead record-overhead recordings save-times clean
+.PHONY: train test test-long test-crash test-slurm test-machines soak-machines test-versions test-museum bench check data docs samples memory-errors overhead audit-overhead record-overhead recordings save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -35,6 +35,15 @@ test-slurm: $(READY)
 	command -v slurmctld > /dev/null || { apt-get update && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge; }
 	$(BIN)/pytest -m long tests/slurm
+
+# Every fault of `toolkit rehearse`, and machines that come and go, on network namespaces; needs root.
+test-machines: $(READY)
+	$(BIN)/pytest -m long tests/rehearse
+
+# Whole machines killed at random moments, and each next start compared bit for bit.
+KILLS ?= 30
+soak-machines: $(READY)
+	KILLS=$(KILLS) $(BIN)/pytest -m long tests/rehearse/test_kills.py
 
 # Releases that had a fault, each installed alone in front of this environment's packages, audited.
 MUSEUM := deepspeed==0.18.8 accelerate==1.10.1

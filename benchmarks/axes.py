@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from benchmarks.record import Case, Count
 from toolkit.config.accumulation import SettledAccumulation
 from toolkit.config.problems import describe_problems, dotted_keys
@@ -22,6 +21,7 @@ from toolkit.engines.strategies import (
     has_hybrid_groups,
 )
 from toolkit.errors import UsageError
+from toolkit.launch.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.verify.options import model_sizes
 

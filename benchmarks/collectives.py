@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fitting import settings_of
-from benchmarks.links import check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
 from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
 from benchmarks.sweep import exit_code_of
 from toolkit.errors import UsageError
 from toolkit.home import expand_words
+from toolkit.launch.links import check_rate, linked
 from toolkit.prediction.machine_profile import (
     MachineProfile,
     bus_factor,

@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.axes import Sweep
 from benchmarks.fitting import batches, estimate_bytes, reason_to_skip
 from benchmarks.group import start_group, take_turns
-from benchmarks.links import Link, linked
 from benchmarks.machine import Machine, describe_environment
 from benchmarks.record import Case, Record, Split
 from benchmarks.sweep_rank import SweepOrder
+from toolkit.launch.links import Link, linked
 from toolkit.launch.processes import LAUNCHER, ProcessError, launch_words
 from toolkit.launch.processes import Machine as Place
 from toolkit.model.flops import flops_per_token, peak_flops_per_s

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 
-from benchmarks.links import links_unavailable
 from benchmarks.machine import Machine
 from benchmarks.record import Case
 from toolkit.engines.strategies import DEVICE_PRECISIONS, missing_engine, replicas_of
+from toolkit.launch.links import links_unavailable
 from toolkit.memory.calibration import Calibration, load_calibrations
 from toolkit.memory.hardware import GIB
 from toolkit.program.settings import Device, StepSettings

@@ -19,6 +19,7 @@ from toolkit.commands.generate import generate
 from toolkit.commands.init import init
 from toolkit.commands.plan import plan
 from toolkit.commands.plot import plot
+from toolkit.commands.rehearse import rehearse
 from toolkit.commands.runs import runs
 from toolkit.commands.summary import summary
 from toolkit.commands.train import train
@@ -43,6 +44,7 @@ app.command()(summary)
 app.command()(check)
 app.command()(audit)
 app.command()(verify)
+app.command()(rehearse)
 app.command()(estimate)
 app.command()(plan)
 app.command()(generate)

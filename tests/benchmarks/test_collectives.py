@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.collectives import main, measure_profile, missing_profiles
-from benchmarks.links import links_unavailable
 from benchmarks.record import append_record
 from tests.benchmarks.cases import case, profile, record
 from toolkit.errors import UsageError
+from toolkit.launch.links import links_unavailable
 from toolkit.prediction.machine_profile import bus_factor, read_profile
 
 

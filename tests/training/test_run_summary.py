@@ -72,3 +72,16 @@ def test_a_failure_nobody_foresaw_has_its_traceback_and_its_rank(
     assert worker.main(["--config", str(run_file)], [Failure(UNFORESEEN)]) == 1
     assert summary(run_file)["reason"] == "rank 0, step 1: ValueError: unforeseen"
     assert "rank 0, step 1: failed\nTraceback" in capsys.readouterr().err
+
+
+def test_a_lost_connection_is_4_and_one_sentence(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As gloo words it (torch 2.13) where the process at the other end is gone."""
+    lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:5")
+    assert worker.main(["--config", str(run_file)], [Failure(lost, after=1)]) == 4
+    reason = "rank 0, step 2: lost the connection to another rank"
+    assert summary(run_file)["reason"] == reason
+    printed = capsys.readouterr().err
+    assert f"error: {reason} ({lost}); start again to resume" in printed
+    assert "Traceback" not in printed

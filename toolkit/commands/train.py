@@ -14,6 +14,19 @@ def train(
     num_processes: Annotated[
         int | None, typer.Option(help="Processes to start; else the launch file's.")
     ] = None,
+    machines: Annotated[
+        str | None,
+        typer.Option(
+            help="On each machine of a run: how many there may be, as they come and go.",
+            metavar="LEAST:MOST",
+        ),
+    ] = None,
+    per_machine: Annotated[
+        int, typer.Option(help="Processes on each machine, with --machines.", min=1)
+    ] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="By which other machines reach this one; else its host's.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse to skip a damaged checkpoint.")
     ] = False,
@@ -26,17 +39,36 @@ def train(
 
     The pair of files and the data are checked before anything is started.
 
+    With --machines, each machine of the run calls this, and they may come and go.
+
     Example: toolkit train --strategy fsdp2 --num-processes 2 --config my.yaml
     """
+    from toolkit.errors import UsageError
+    from toolkit.training.elastic import start_elastic
     from toolkit.training.start import start
 
     flags = {"--strict": strict, "--verbose": verbose, "--quiet": quiet}
+    options = [flag for flag, is_given in flags.items() if is_given]
+    if machines is not None:
+        if num_processes is not None:
+            raise UsageError("--machines takes --per-machine, not --num-processes")
+        raise typer.Exit(
+            start_elastic(
+                strategy,
+                config,
+                overrides or [],
+                machines=machines,
+                per_machine=per_machine,
+                address=address,
+                options=options,
+            )
+        )
     raise typer.Exit(
         start(
             strategy,
             config,
             overrides or [],
             num_processes=num_processes,
-            options=[flag for flag, is_given in flags.items() if is_given],
+            options=options,
         )
     )

@@ -14,3 +14,6 @@ WAITING = (
 )
 """Files that Python is in while it waits for other ranks; backward is mostly such waiting too. On a
 GPU collectives return at once, and the waiting is where a number is read next."""
+
+LOST = ("gloo/transport", "ncclRemoteError", "NCCL communicator was aborted")
+"""In the errors of collectives whose other end is gone; neither backend has a class for it."""

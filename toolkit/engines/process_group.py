@@ -24,6 +24,7 @@ import torch.distributed as dist
 from toolkit.counted import counted
 from toolkit.engines.agreement import differences
 from toolkit.engines.launched import Launched, leave_to_the_run
+from toolkit.engines.packages import LOST
 from toolkit.engines.torch_internals import all_groups, set_time_limit
 from toolkit.errors import HangError, UsageError
 
@@ -106,6 +107,11 @@ def leave_process_group() -> None:
     # Left to the interpreter's end, gloo's threads now and then abort the process.
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether a collective failed because another process is gone or cannot be reached."""
+    return any(words in str(error) for words in LOST)
 
 
 def lift_time_limits() -> None:

@@ -5,13 +5,13 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from toolkit.launch.links import INTERFACE, Link
 from toolkit.launch.processes import processes
 from toolkit.prediction.machine_profile import (
     KINDS,
@@ -25,17 +25,6 @@ from toolkit.prediction.machine_profile import (
 
 TIMEOUT_S = 600.0
 RANK = "toolkit.prediction.measure_rank"
-
-
-class Link(Protocol):
-    """A link that ranks are started at the ends of."""
-
-    @property
-    def interface(self) -> str:
-        """Return the name of the network interface at both ends."""
-
-    def command(self, rank: int, argv: Sequence[str]) -> list[str]:
-        """Return a command line that runs `argv` at a rank's end."""
 
 
 def measure_machine(
@@ -103,7 +92,7 @@ def _run_ranks(folder: Path, world_size: int, link: Link | None) -> dict[str, An
         commands,
         folder=folder,
         threads=max(1, len(os.sched_getaffinity(0)) // world_size),
-        environment={"GLOO_SOCKET_IFNAME": link.interface} if link else {},
+        environment={"GLOO_SOCKET_IFNAME": INTERFACE} if link else {},
     ) as group:
         group.finish("the ranks", timeout_s=TIMEOUT_S)
     found: dict[str, Any] = json.loads(results.read_text())

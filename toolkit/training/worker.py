@@ -142,8 +142,7 @@ def _train(start: Start) -> int:
             failure = error
             is_known = _record_failure(start, error)
         except Exception as error:
-            _record_unforeseen(start, error)
-            return 1
+            return _record_unforeseen(start, error)
         else:
             if start.rank == 0:
                 finish_start(start.folder, start.summary.ended(0, "done"))
@@ -252,12 +251,24 @@ def _record_failure(start: Start, error: ToolkitError) -> bool:
     return False
 
 
-def _record_unforeseen(start: Start, error: Exception) -> None:
-    """Write how the start ended, and the traceback unless another rank has ended before."""
+def _record_unforeseen(start: Start, error: Exception) -> int:
+    """Write how the start ended, and the traceback unless another rank has ended before.
+
+    Returns:
+        The exit code; a rank that is gone is one that does not answer.
+    """
+    from toolkit.engines.process_group import is_lost_connection
+
     place = f"rank {start.rank}, step {(start.summary.steps or 0) + 1}"
-    reason = f"{place}: {type(error).__name__}: {error}"
-    if end_start(start.folder, start.summary.ended(1, reason)):
-        sys.stderr.write(f"{place}: failed\n{traceback.format_exc()}")
+    if is_lost_connection(error):
+        code, reason = HangError.exit_code, f"{place}: lost the connection to another rank"
+        shown = f"error: {reason} ({error}); start again to resume\n"
+    else:
+        code, reason = 1, f"{place}: {type(error).__name__}: {error}"
+        shown = f"{place}: failed\n{traceback.format_exc()}"
+    if end_start(start.folder, start.summary.ended(code, reason)):
+        sys.stderr.write(shown)
+    return code
 
 
 def report_error(rank: int, sentence: str, *, is_known: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""Two network namespaces on one machine, joined by a link of a given rate.
+"""Network namespaces on one machine, joined as several machines are by a switch, at a given rate.
 
 Each namespace has one end of a veth pair behind a token bucket (tc-tbf(8)), which delays what is
-sent faster than the rate; both directions have the rate to themselves. One rank runs in each, over
-the same sockets as on two machines. To `accelerate launch` they are two machines as well, and
+sent faster than the rate; the other ends meet in a bridge, which has no limit. Processes in them
+use the same sockets as on several machines. To `accelerate launch` they are machines as well, and
 DeepSpeed's ranks need `--deepspeed_multinode_launcher standard`: its own launchers use ssh.
 
 The namespaces are removed by a process of their own, which waits for its input to end. It ends with
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from toolkit.errors import UsageError
 
 INTERFACE = "link0"
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
+MOST_MACHINES = 64
 LEAST_MBIT_PER_S = 0.01
 MOST_MBIT_PER_S = 100_000.0
 """Links were made at both ends; far above the upper one tc finds the bucket's size illegal."""
@@ -35,15 +35,20 @@ QUEUE_BYTES = 16 * 1024 * 1024
 CONGESTION_CONTROL = "reno"
 """In every Linux kernel, and steady where nothing is lost; others pause now and then to probe."""
 
-_NAME = re.compile(r"scaling-(\d+)-[0-9a-f]+-[01]")
-_REMOVE = """
+_NAME = re.compile(r"scaling-(\d+)-[0-9a-f]+-(?:\d+|hub)")
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[MG])bit")
+_KILL = """
 for name; do
     while pids=$(ip netns pids "$name") && [ -n "$pids" ]; do
         kill -KILL $pids
         sleep 0.02
     done
-    ip netns delete "$name"
-done 2>/dev/null
+done
+"""
+_REMOVE = f"""
+exec 2>/dev/null
+{_KILL}
+for name; do ip netns delete "$name"; done
 """
 _REMOVE_AT_END_OF_INPUT = "read -r _" + _REMOVE
 # Where distributions keep administrators' programs, which a container's PATH may leave out.
@@ -52,21 +57,44 @@ _ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/
 
 @dataclass(frozen=True)
 class Link:
-    """Both ends of a link.
+    """Machines that reach each other.
 
     Attributes:
-        namespaces: the name of each rank's network namespace.
-        interface: the network interface, under the same name at both ends (GLOO_SOCKET_IFNAME).
-        master_address: where rank 0 can be reached from both ends.
+        namespaces: the name of each machine's network namespace.
+        interface: the network interface, under the same name on each (GLOO_SOCKET_IFNAME).
+        master_address: where machine 0 can be reached from all.
     """
 
-    namespaces: tuple[str, str]
+    namespaces: tuple[str, ...]
     interface: str = INTERFACE
-    master_address: str = ADDRESSES[0]
+    master_address: str = "10.77.0.1"
 
-    def command(self, rank: int, argv: Sequence[str]) -> list[str]:
-        """Return a command line that runs `argv` at one end, in the same process."""
-        return [_ip(), "netns", "exec", self.namespaces[rank], *argv]
+    def command(self, machine: int, argv: Sequence[str]) -> list[str]:
+        """Return a command line that runs `argv` on a machine, in the same process."""
+        return [_ip(), "netns", "exec", self.namespaces[machine], *argv]
+
+    def take_down(self, machine: int) -> None:
+        """Unplug a machine."""
+        _run(_ip(), "-n", self.namespaces[machine], "link", "set", INTERFACE, "down")
+
+    def set_rate(self, machine: int, rate_mbit_per_s: float) -> None:
+        """Change the rate at which a machine sends.
+
+        Raises:
+            UsageError: no link can have this rate.
+        """
+        check_rate(rate_mbit_per_s)
+        name = self.namespaces[machine]
+        _run(_program("tc"), "-n", name, *_shape("replace", rate_mbit_per_s))
+
+    def processes(self, machine: int) -> list[int]:
+        """Return the numbers of the processes that run on a machine."""
+        return [int(pid) for pid in _run(_ip(), "netns", "pids", self.namespaces[machine]).split()]
+
+    def kill(self, machine: int) -> None:
+        """End all that runs on a machine, as a loss of power would."""
+        kill = ["sh", "-c", _KILL, "sh", self.namespaces[machine]]
+        subprocess.run(kill, env=_ENVIRONMENT, stderr=subprocess.DEVNULL, check=False)
 
 
 def links_unavailable() -> str | None:
@@ -76,6 +104,20 @@ def links_unavailable() -> str | None:
             return None
     except UsageError as error:
         return str(error)
+
+
+def read_rate(text: str) -> float:
+    """Return the 10^6 bits per second of a rate such as `1Gbit` or `100Mbit`.
+
+    Raises:
+        UsageError: it is no rate that a link can have.
+    """
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--link {text}: the form is NUMBERMbit or NUMBERGbit, as in 1Gbit")
+    rate = float(match["number"]) * (1000 if match["unit"] == "G" else 1)
+    check_rate(rate)
+    return rate
 
 
 def check_rate(rate_mbit_per_s: float) -> None:
@@ -92,23 +134,27 @@ def check_rate(rate_mbit_per_s: float) -> None:
 
 
 @contextmanager
-def linked(rate_mbit_per_s: float) -> Iterator[Link]:
-    """Make a link for as long as the block lasts.
+def linked(rate_mbit_per_s: float, *, machines: int = 2) -> Iterator[Link]:
+    """Join machines for as long as the block lasts.
 
     Args:
-        rate_mbit_per_s: 10^6 bits per second, headers included, in each direction.
+        rate_mbit_per_s: at which each of them sends, 10^6 bits per second, headers included.
+        machines: how many, at most `MOST_MACHINES`.
 
     Raises:
         UsageError: the rate is refused, not root, a program is missing, or the kernel refuses.
     """
     check_rate(rate_mbit_per_s)
+    if not 1 <= machines <= MOST_MACHINES:
+        raise UsageError(f"machines must be 1 to {MOST_MACHINES}, got {machines}")
     if os.geteuid() != 0:
         raise UsageError("links need root, to make network namespaces")
     _remove_leftovers()
-    token = secrets.token_hex(3)
-    namespaces = (f"scaling-{os.getpid()}-{token}-0", f"scaling-{os.getpid()}-{token}-1")
+    prefix = f"scaling-{os.getpid()}-{secrets.token_hex(3)}"
+    namespaces = tuple(f"{prefix}-{machine}" for machine in range(machines))
+    hub = f"{prefix}-hub"
     remover = subprocess.Popen(
-        ["sh", "-c", _REMOVE_AT_END_OF_INPUT, "sh", *namespaces],
+        ["sh", "-c", _REMOVE_AT_END_OF_INPUT, "sh", *namespaces, hub],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=_ENVIRONMENT,
@@ -116,26 +162,32 @@ def linked(rate_mbit_per_s: float) -> Iterator[Link]:
         start_new_session=True,
     )
     try:
-        _make(namespaces, rate_mbit_per_s)
+        _make(namespaces, hub, rate_mbit_per_s)
         yield Link(namespaces)
     finally:
         remover.communicate()
 
 
-def _make(namespaces: tuple[str, str], rate_mbit_per_s: float) -> None:
-    for name in namespaces:
+def _make(namespaces: tuple[str, ...], hub: str, rate_mbit_per_s: float) -> None:
+    _run(_ip(), "netns", "add", hub)
+    _run(_ip(), "-n", hub, "link", "add", "bridge", "type", "bridge")
+    _run(_ip(), "-n", hub, "link", "set", "bridge", "up")
+    choose = f"echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+    for number, name in enumerate(namespaces):
         _run(_ip(), "netns", "add", name)
-    first, second = namespaces
-    pair = ["link", "add", INTERFACE, "netns", first, "type", "veth"]
-    _run(_ip(), *pair, "peer", "name", INTERFACE, "netns", second)
-    for name, address in zip(namespaces, ADDRESSES, strict=True):
-        choose = f"echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+        port = f"port{number}"
+        pair = ["link", "add", INTERFACE, "netns", name, "type", "veth"]
+        _run(_ip(), *pair, "peer", "name", port, "netns", hub)
+        _run(_ip(), "-n", hub, "link", "set", port, "master", "bridge", "up")
         _run(_ip(), "netns", "exec", name, "sh", "-c", choose)
-        _run(_ip(), "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+        _run(_ip(), "-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", INTERFACE)
         _run(_ip(), "-n", name, "link", "set", "lo", "up")
         _run(_ip(), "-n", name, "link", "set", INTERFACE, "up")
-        shape = ["qdisc", "add", "dev", INTERFACE, "root", "tbf", *_bucket(rate_mbit_per_s)]
-        _run(_program("tc"), "-n", name, *shape)
+        _run(_program("tc"), "-n", name, *_shape("add", rate_mbit_per_s))
+
+
+def _shape(verb: str, rate_mbit_per_s: float) -> list[str]:
+    return ["qdisc", verb, "dev", INTERFACE, "root", "tbf", *_bucket(rate_mbit_per_s)]
 
 
 def _bucket(rate_mbit_per_s: float) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.links import Link, linked, links_unavailable
 from toolkit.errors import UsageError
+from toolkit.launch.links import Link, linked, links_unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 TRIES = 5
@@ -36,7 +36,7 @@ print(received / (time.perf_counter() - started))
 """
 HOLD = """
 import subprocess, sys, time
-from benchmarks.links import linked
+from toolkit.launch.links import linked
 with linked(100) as link:
     child = subprocess.Popen(link.command(1, ["sleep", "600"]))
     print(*link.namespaces, child.pid, flush=True)

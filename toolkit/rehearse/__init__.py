@@ -1,0 +1,1 @@
+"""Several machines pretended on one, with faults, before the real ones are paid for."""
