@@ -1,6 +1,6 @@
 """Check on one GPU what the project claims, most valuable first, within some minutes.
 
-    python -m benchmarks.gpu_check [--device cpu] [--out runs/gpu_check] [--budget-s 460]
+    python -m benchmarks.gpu_check [--device cpu] [--out runs/gpu_check] [--budget-s 420]
 
 Every row is in `gpu_check.json` and `gpu_check.md` of the folder as soon as it is found, so it can
 be stopped at any moment. `--device cpu` rehearses the same lines at tiny sizes.
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_check")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
-    parser.add_argument("--budget-s", type=float, default=460.0, help="nothing begins after it")
+    parser.add_argument("--budget-s", type=float, default=420.0, help="nothing begins after it")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     asked = parser.parse_args(expand_words(sys.argv[1:]))
     import torch

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu_check import equivalence, one_process, runs
 from benchmarks.gpu_check.page import write_page
 from benchmarks.gpu_check.scale import Scale
-from benchmarks.machine import describe_environment, find_machine
+from benchmarks.machine import describe_environment
 from toolkit.errors import ToolkitError
 
 Stage = Callable[[Scale, Path], Iterator[dict[str, Any]]]
@@ -42,7 +42,9 @@ class Check:
         self.folder = folder
         self.budget_s = budget_s
         self.record: dict[str, Any] = {
-            "environment": describe_environment(find_machine().name, threads=1).model_dump(),
+            "environment": describe_environment(
+                one_process.device_name(scale), threads=1
+            ).model_dump(),
             "device": scale.device,
             "stages": {},
             "calibration": None,
@@ -80,7 +82,7 @@ class Check:
     def _write(self) -> None:
         """Write the record and its page, each in one move."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.record["calibration"] = one_process.calibration()
+        self.record["calibration"] = one_process.calibration(self.record["environment"]["device"])
         texts = {
             "gpu_check.json": json.dumps(self.record, indent=1) + "\n",
             "gpu_check.md": write_page(self.record),

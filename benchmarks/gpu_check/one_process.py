@@ -74,8 +74,19 @@ def speed(scale: Scale, folder: Path) -> Iterator[dict[str, Any]]:
     yield from measured("speed", scale)
 
 
+def device_name(scale: Scale) -> str:
+    """Return PyTorch's name of the device, asked elsewhere.
+
+    A CUDA context of this process would count as memory that the measured ones need.
+    """
+    return str(next(measured("name", scale))["name"])
+
+
 def main(what: str, scale: Scale) -> None:
     """Measure every case and print its row."""
+    if what == "name":
+        print(json.dumps({"name": find_machine().name}))
+        return
     start_process_group(read_launch({}), timeout=timedelta(seconds=60))
     cases = {case.label: case for case in scale.memory} if what == "memory" else scale.speed
     for name, case in cases.items():
@@ -146,9 +157,9 @@ def _variant(case: Case) -> dict[str, Any]:
     }
 
 
-def calibration() -> dict[str, Any] | None:
-    """Return what this GPU needs beyond allocated bytes, by the largest case measured on it."""
-    found = load_calibrations().get(find_machine().name)
+def calibration(device: str) -> dict[str, Any] | None:
+    """Return what a GPU needs beyond allocated bytes, by the largest case measured on it."""
+    found = load_calibrations().get(device)
     return None if found is None else found.model_dump(mode="json")
 
 

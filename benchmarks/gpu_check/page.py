@@ -1,5 +1,6 @@
 """The record of a check as one page of Markdown."""
 
+import json
 from typing import Any
 
 
@@ -20,7 +21,7 @@ def write_page(record: dict[str, Any]) -> str:
     for name, stage in record["stages"].items():
         lines += [f"## {name[0].upper()}{name[1:]}", "", _state(stage), "", *_table(stage["rows"])]
     if calibration is not None:
-        lines += ["## Calibration", "", "```json", str(calibration).replace("'", '"'), "```", ""]
+        lines += ["## Calibration", "", "```json", json.dumps(calibration, indent=1), "```", ""]
     return "\n".join(lines)
 
 

@@ -15,14 +15,23 @@ from benchmarks.gpu_check import check, one_process, runs
 from benchmarks.gpu_check.check import STAGES, Check
 from benchmarks.gpu_check.page import write_page
 from benchmarks.gpu_check.scale import Scale, scale_for, without_compiler
+from toolkit.memory.allocator import MeasuredPeak
 from toolkit.shipped import ROOT
 
 CPU = without_compiler(scale_for("cpu"))
 
 
+DEVICE = "NVIDIA H100 80GB HBM3"
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_process, "device_name", lambda scale: DEVICE)
 
 
 def read(folder: Path) -> Any:
@@ -65,6 +74,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], error: Any
     monkeypatch.setattr(check, "STAGES", {"one": stage, "two": stage})
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 def test_what_is_not_as_claimed_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -77,6 +87,7 @@ def test_what_is_not_as_claimed_fails_the_check(
     assert "| 2 | another \\| norm |" in page
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 def test_a_stage_that_fails_leaves_its_rows_and_the_next_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -88,6 +99,7 @@ def test_a_stage_that_fails_leaves_its_rows_and_the_next_runs(
     ] * 2
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 def test_when_the_time_is_up_nothing_is_begun(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -95,6 +107,18 @@ def test_when_the_time_is_up_nothing_is_begun(
     Check(CPU, tmp_path, budget_s=0).run(["one", "two"])
     assert [stage["complete"] for stage in read(tmp_path)["stages"].values()] == [False] * 2
     assert "not run" in write_page(read(tmp_path))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_the_page_ends_with_what_later_estimates_take_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peak = MeasuredPeak(bytes=2**30, reserved=2**31, device_total=3 * 2**30, device=DEVICE)
+    peak.keep_calibration(run="gpu-check", versions={"torch": "2.13.0"})
+    fake(monkeypatch, [{"n": 1}])
+    Check(CPU, tmp_path, budget_s=60).run(["one"])
+    assert read(tmp_path)["calibration"]["context_bytes"] == 2**30
+    assert '"reserved_over_allocated": 2.0' in (tmp_path / "gpu_check.md").read_text()
 
 
 def test_memory_is_measured_in_a_process_that_ends(tmp_path: Path) -> None:
