@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ class Check:
 
     def _stage(self, name: str, work: Path, started: float) -> None:
         own = time.monotonic()
-        stage = self.record["stages"][name] = {"complete": False, "seconds": 0.0, "rows": []}
+        stage: dict[str, Any] = {"complete": False, "seconds": 0.0, "rows": []}
+        self.record["stages"][name] = stage
         with closing(_caught(STAGES[name](self.scale, work))) as rows:
             while time.monotonic() - started < self.budget_s:
                 row = next(rows, None)
@@ -93,7 +94,7 @@ class Check:
             partial.replace(self.folder / name)
 
 
-def _caught(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _caught(rows: Iterator[dict[str, Any]]) -> Generator[dict[str, Any]]:
     """Make a row of a stage's failure: those after it are still worth their time."""
     try:
         yield from rows

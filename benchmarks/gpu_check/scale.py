@@ -82,16 +82,17 @@ def _on_cpu() -> Scale:
 
 def _memory_cases(base: Case) -> list[Case]:
     """Return 20 cases of the models with 124M and 350M parameters."""
-    grid = product(("gpt2", "gpt2-medium"), ("bf16", "fp32"), ("plain", "chunked"), (False, True))
+    models = preset_sizes("gpt2"), preset_sizes("gpt2-medium")
+    grid = product(models, ("bf16", "fp32"), ("plain", "chunked"), (False, True))
     cases = [
         replace_case(
             base,
-            model=preset_sizes(preset),
+            model=model,
             precision=precision,
             loss=loss,
             activation_checkpointing=checkpointing,
         )
-        for preset, precision, loss, checkpointing in grid
+        for model, precision, loss, checkpointing in grid
     ]
     others: list[dict[str, Any]] = [
         {"micro_batch_size": 16},
