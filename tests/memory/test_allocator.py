@@ -76,3 +76,21 @@ def test_what_gloo_makes_for_itself_is_counted_apart(one_rank: None) -> None:
     assert peak.bytes - peak.before == gathered.nbytes
     assert [block.size for block in peak.held] == [gathered.nbytes]
     assert peak.transport >= own.nbytes
+
+
+def test_on_a_gpu_pytorchs_own_statistics_of_the_block_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80, 100))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    with measure_peak(gpu) as peak:
+        calls.append("step")
+    assert calls == ["reset", "step"]
+    assert (peak.before, peak.bytes, peak.device) == (3, 5, "H100")
+    assert peak.on_device() == {"reserved_memory_bytes": 7, "device_memory_bytes": 20}

@@ -8,6 +8,7 @@ from toolkit.errors import UsageError
 from toolkit.memory import calibration
 from toolkit.memory.allocator import MeasuredPeak
 from toolkit.memory.calibration import (
+    CONTEXT_BYTES,
     PUBLIC_RUNS,
     RESERVED_OVER_ALLOCATED,
     Calibration,
@@ -18,6 +19,7 @@ from toolkit.memory.calibration import (
     save_calibration,
 )
 from toolkit.memory.hardware import GIB, find_gpu, load_gpus
+from toolkit.shipped import ROOT
 
 DEVICE = "NVIDIA GeForce RTX 4090"
 
@@ -42,6 +44,17 @@ def test_what_is_assumed_is_the_median_of_the_public_runs() -> None:
     lowest, highest = min(ratios), max(ratios)
     assert f"{len(ratios)} public runs ({lowest:.2f} to {highest:.2f})" == PUBLIC_RUNS
     assert PUBLIC_RUNS in Calibration().describe()
+
+
+def test_what_is_assumed_outside_the_allocator_is_the_median_of_what_was_reported() -> None:
+    with Path(calibration.__file__).with_name("outside.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    beyond = ("one more", "private pool", "all outside PyTorch's allocator, after")
+    first = [float(row["gib"]) for row in rows if not row["what"].startswith(beyond)]
+    assert (min(first), max(first)) == (0.33, 1.49)
+    assert round(median(first)) == CONTEXT_BYTES / GIB
+    page = (ROOT / "docs" / "memory.md").read_text()
+    assert all(f"| {' | '.join(row.values())} |" in page for row in rows)
 
 
 def test_a_run_on_a_gpu_shows_what_later_ones_need_on_such_a_gpu() -> None:

@@ -121,3 +121,8 @@ def test_the_gradient_is_clipped_by_its_global_norm(
     for parameter, old in zip(moved, before, strict=True):
         step = (old - parameter.detach()).norm().item()
         assert step == pytest.approx(factor * 4 / 2**0.5, rel=1e-4)
+
+
+def test_adamw_is_one_kernel_per_group() -> None:
+    adamw = build_optimizer(torch.nn.Linear(2, 2), OptimizerConfig())
+    assert all(group["fused"] for group in adamw.param_groups)

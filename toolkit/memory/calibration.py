@@ -15,7 +15,8 @@ from toolkit.errors import UsageError
 _GIB = 2**30
 
 CONTEXT_BYTES = _GIB
-"""CUDA context, libraries and NCCL: 0.3 to 1.4 GB have been reported."""
+"""CUDA context, libraries and NCCL's first communicator: 0.33 to 1.49 GiB in `outside.csv`, whose
+median this is."""
 
 RESERVED_OVER_ALLOCATED = 1.27
 """Rounding and fragmentation of PyTorch's allocator: the median of the runs in `reserved.csv`."""

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from toolkit.launch.links import INTERFACE, Link
+from toolkit.launch.links import Link
 from toolkit.launch.processes import processes
 from toolkit.prediction.machine_profile import (
     KINDS,
@@ -92,7 +92,7 @@ def _run_ranks(folder: Path, world_size: int, link: Link | None) -> dict[str, An
         commands,
         folder=folder,
         threads=max(1, len(os.sched_getaffinity(0)) // world_size),
-        environment={"GLOO_SOCKET_IFNAME": INTERFACE} if link else {},
+        environment={"GLOO_SOCKET_IFNAME": link.interface} if link else {},
     ) as group:
         group.finish("the ranks", timeout_s=TIMEOUT_S)
     found: dict[str, Any] = json.loads(results.read_text())

@@ -1,0 +1,1 @@
+"""What a first GPU shows of what the project claims."""
