@@ -1,6 +1,7 @@
 """`toolkit plan`: the fastest configuration that fits, and why."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,9 @@ GpuName = Annotated[str, typer.Option(help="Which: A100-80, H100-80, as nvidia-s
 Between = Annotated[str | None, typer.Option(help="A machine's link to the others: 400Gbit.")]
 Tokens = Annotated[int | None, typer.Option(help="Tokens per optimizer step.", min=1)]
 Steps = Annotated[int | None, typer.Option(help="Micro-steps per optimizer step.", min=1)]
+Explain = Annotated[
+    Path | None, typer.Option(help="Where the step time of a run went.", metavar="RUN")
+]
 Strategies = Annotated[str | None, typer.Option(help="Comma-separated.", show_default="all")]
 
 
@@ -32,6 +36,7 @@ def plan(
     micro_batch_size: options.MicroBatchSize = None,
     grad_accum_steps: Steps = None,
     strategies: Strategies = None,
+    explain: Explain = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Name the fastest configuration that fits, and why.
@@ -45,6 +50,11 @@ def plan(
     from toolkit.prediction.search import search
     from toolkit.verify.options import choices
 
+    if explain is not None:
+        from toolkit.runs.explain import explain as explain_run
+
+        print(*explain_run(explain), sep="\n")
+        return
     run = _in_half_precision(
         options.load_run(config, overrides or [], preset=preset, micro_batch_size=micro_batch_size),
         is_a_file=config is not None,

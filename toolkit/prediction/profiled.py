@@ -1,13 +1,14 @@
 """What modules and collectives take on a machine that was measured."""
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from toolkit.errors import UsageError
+from toolkit.prediction.engines import EngineCosts
+from toolkit.prediction.least_squares import nonnegative
 from toolkit.prediction.machine_profile import Curve, MachineProfile, MicroStep, WorkPoint
 from toolkit.program.events import KINDS, Collective, Compute
 from toolkit.program.settings import Device, StepSettings
@@ -68,27 +69,10 @@ class MeasuredCompute:
 
 
 def fit_line(points: Sequence[WorkPoint]) -> Line:
-    """Return the line with the least sum of squares of relative errors, no term negative.
-
-    Of all sets of terms, the one that fits best without a negative one: three terms are few enough
-    to try them all.
-    """
+    """Return the line with the least sum of squares of relative errors, no term negative."""
     seconds = np.array([point.seconds for point in points])
     terms = np.array([[1.0, point.flops, point.bytes] for point in points]) / seconds[:, None]
-    scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
-    best, least = np.zeros(3), float("inf")
-    for columns in _subsets(3):
-        found, *_ = np.linalg.lstsq(terms[:, columns] / scale[columns], np.ones(len(points)))
-        candidate = np.zeros(3)
-        candidate[columns] = found
-        error = float(np.square(terms / scale @ candidate - 1).sum())
-        if (candidate >= 0).all() and error < least:
-            best, least = candidate, error
-    return Line(*(float(term) for term in best / scale))
-
-
-def _subsets(count: int) -> Iterable[list[int]]:
-    return (list(found) for n in range(1, count + 1) for found in combinations(range(count), n))
+    return Line(*nonnegative(terms, np.ones(len(points))))
 
 
 class ProfiledNetwork:
@@ -96,11 +80,22 @@ class ProfiledNetwork:
 
     A group of fewer ranks than there are takes what as many ranks took alone: that other groups use
     the machine at the same time is not in it.
+
+    Args:
+        profiles: of the sizes of all groups.
+        settings: whose groups are meant.
+        engine: what the engine computes around a call; None leaves it out.
     """
 
-    def __init__(self, profiles: Sequence[MachineProfile], settings: StepSettings) -> None:
+    def __init__(
+        self,
+        profiles: Sequence[MachineProfile],
+        settings: StepSettings,
+        engine: EngineCosts | None = None,
+    ) -> None:
         self.profiles = {profile.world_size: profile for profile in profiles}
         self.settings = settings
+        self.engine = engine
         self.busy_cores = _busy_cores(profiles[0], settings.world_size)
 
     def seconds(self, collective: Collective) -> float:
@@ -108,9 +103,13 @@ class ProfiledNetwork:
         return self._curve(collective).seconds(collective.bytes)
 
     def core_seconds(self, collective: Collective) -> float:
-        """Return what a backend's threads take from the computation where no core is left."""
+        """Return the engine's own time, and what a backend's threads take from the computation that
+        goes on beside them where no core is left."""
+        engine_s = self.engine.seconds(collective, self.settings.sizes) if self.engine else 0.0
+        if collective.blocks:
+            return engine_s
         cpu_s_per_byte = self._curve(collective).cpu_s_per_byte or 0.0
-        return self.busy_cores * cpu_s_per_byte * collective.bytes
+        return engine_s + self.busy_cores * cpu_s_per_byte * collective.bytes
 
     def _curve(self, collective: Collective) -> Curve:
         ranks = self.settings.ranks_of(collective.group)
