@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from tests.distributed.abandoned import abandoned_windows
+from tests.distributed.exchanged import exchanged
 from tests.distributed.half import half_precision
 from tests.distributed.moved import moved_attributes
 from tests.distributed.other_model import other_models
@@ -29,6 +30,7 @@ PARTS: tuple[Callable[[Launched], Iterator[dict[str, Any]]], ...] = (
     half_precision,
     moved_attributes,
     window_sums,
+    exchanged,
 )
 
 

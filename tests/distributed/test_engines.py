@@ -139,3 +139,13 @@ def test_a_coalesced_bf16_windows_sums_are_averaged_in_fp32(strategy: Strategy) 
     assert errors[0]["error"] < 1e-6
     if strategy == "zero2":
         assert errors[1]["error through the bucket"] > 1e-4
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", HYBRID])
+def test_an_exchange_scatters_the_sum_to_the_bit(strategy: Strategy) -> None:
+    """Over two ranks, and over four."""
+    findings = found("exchanged", strategy)
+    assert [finding["sent"] for finding in findings] == ["torch.bfloat16", "torch.float32"]
+    for finding in findings:
+        assert finding["summed"] == "torch.float32"
+        assert finding["equal"]

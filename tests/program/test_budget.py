@@ -27,7 +27,7 @@ def sent(settings: StepSettings) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("reduce", ["fp32", "bf16", "bf16-fp32sum", None])
+@pytest.mark.parametrize("reduce", ["fp32", "bf16", "bf16-fp32sum", "fp32-exchange", None])
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard"])
 def test_each_purchase_costs_and_saves_what_the_program_says(
     precision: str, reduce: str | None, strategy: str

@@ -40,7 +40,8 @@ class RunConfig(Section):
     reduce: Reduce | None = None
     """What gradients are sent as when they are reduced: `bf16` halves the bytes and rounds every
     partial sum, `bf16-fp32sum` adds up in fp32; null takes the latter where it loses nothing, which
-    is FSDP2 in bf16 where each micro-step is reduced, and fp32 elsewhere."""
+    is FSDP2 in bf16 where each micro-step is reduced, and fp32 elsewhere. `fp32-exchange` is for
+    gloo, whose reduce-scatter sends twice as much."""
     precision: Precision = "fp32"
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)

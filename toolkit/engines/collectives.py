@@ -31,6 +31,7 @@ OPERATORS: dict[str, tuple[Kind, int]] = {
     "c10d::broadcast_": ("other", 0),
     "c10d::alltoall_": ("all_to_all", 1),
     "c10d::alltoall_base_": ("all_to_all", 1),
+    "scaling_toolkit::exchange": ("all_to_all", 0),
     "c10d::gather_": ("other", 0),
     "c10d::scatter_": ("other", 0),
     "_c10d_functional::all_reduce": ("all_reduce", 0),

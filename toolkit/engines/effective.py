@@ -17,10 +17,14 @@ from torch.distributed.tensor import DTensor, Shard
 from toolkit.engines.build import TORCH_DTYPES, sum_dtype
 from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.engine import Engine
-from toolkit.engines.exchange import Bf16Exchange
+from toolkit.engines.exchange import Exchange
 from toolkit.engines.mixture import stays_gathered
 from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision, frees_after_forward
-from toolkit.engines.torch_internals import mixed_precision, reduces_by, reshards_after_forward
+from toolkit.engines.torch_internals import (
+    mixed_precision,
+    reduce_scatter_of,
+    reshards_after_forward,
+)
 from toolkit.engines.traffic import REDUCING, Reductions
 from toolkit.errors import UsageError
 
@@ -131,9 +135,8 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
     shards = engine.world_size // engine.launched.replicas
     sizes = [_shard_excess(parameter, shards) for _, parameter in engine.module.named_parameters()]
     reshards = {number for number, block in enumerate(wrapped) if reshards_after_forward(block)}
-    exchanging = {
-        fsdp2.name_of(unit) for unit in units_of(engine.module) if reduces_by(unit, Bf16Exchange)
-    }
+    exchanges = {fsdp2.name_of(u): reduce_scatter_of(u) for u in units_of(engine.module)}
+    exchanging = {u: each.sent for u, each in exchanges.items() if isinstance(each, Exchange)}
     asked_to = {
         number
         for number in range(len(blocks))
@@ -146,7 +149,7 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
         Fact("blocks that reshard after forward", asked_to, reshards),
         Fact("compute dtype", TORCH_DTYPES[precision], policy.param_dtype or torch.float32),
         Fact("reduction dtype", sum_dtype(engine.reduce), policy.reduce_dtype or torch.float32),
-        Fact("units that send bf16 and sum in fp32", fsdp2.exchanging, exchanging),
+        Fact("units that exchange", set(fsdp2.exchanging.items()), set(exchanging.items())),
     ]
 
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from toolkit.engines import torch_internals as internals
 from toolkit.engines.engine import Engine
-from toolkit.engines.exchange import Bf16Exchange
+from toolkit.engines.exchange import Exchange
 from toolkit.engines.mixture import ROOT, Unit, mode_of, stays_gathered
-from toolkit.engines.reduction import reduction_of
+from toolkit.engines.reduction import Reduce, exchange_width, reduction_of
 from toolkit.engines.state import EngineState, Kind
 
 
@@ -112,25 +112,26 @@ class Fsdp2Engine(Engine):
         for unit in self._units:
             if self._stays_gathered(unit):
                 unit.set_reshard_after_forward(False, recurse=False)
-            if self.name_of(unit) in self.exchanging:
-                unit.set_custom_reduce_scatter(Bf16Exchange(internals.padded_elements(unit)))
+            if sent := self.exchanging.get(self.name_of(unit)):
+                unit.set_custom_reduce_scatter(Exchange(internals.padded_elements(unit), sent))
 
     def name_of(self, unit: FSDPModule) -> Unit:
         """Return a block's number; whatever is sharded outside the blocks is the root."""
         return self._names.get(id(unit), ROOT)
 
     @property
-    def exchanging(self) -> set[Unit]:
-        """The units that send gradients in bf16 and sum them in fp32; one rank sends nothing."""
+    def exchanging(self) -> dict[Unit, torch.dtype]:
+        """The units whose ranks send each other gradients, and in what; one rank sends nothing."""
         if self.launched.world_size == self.launched.replicas:
-            return set()
-        strategy = self.launched.strategy
-        return {
-            name
-            for name in map(self.name_of, self._units)
-            if reduction_of(strategy, self.precision, self.reduce, mode_of(self.accumulation, name))
-            == "bf16-fp32sum"
-        }
+            return {}
+        dtypes = {2: torch.bfloat16, 4: torch.float32}
+        names = [self.name_of(unit) for unit in self._units]
+        widths = {name: exchange_width(self._reduction_of(name)) for name in names}
+        return {name: dtypes[width] for name, width in widths.items() if width}
+
+    def _reduction_of(self, unit: Unit) -> Reduce:
+        mode = mode_of(self.accumulation, unit)
+        return reduction_of(self.launched.strategy, self.precision, self.reduce, mode)
 
     @contextmanager
     def _before_last_micro_step(self) -> Iterator[None]:

@@ -3,6 +3,8 @@
     fp32           sent and summed in fp32
     bf16           sent and summed in bf16, half the bytes: each partial sum is rounded
     bf16-fp32sum   sent in bf16 and summed in fp32 by the rank that owns the part
+    fp32-exchange  sent and summed in fp32 in the same way, not by the backend's reduce-scatter,
+                   which over gloo is an all-reduce and sends twice as much
 
 FSDP2's backward pass in bf16 leaves a micro-step's gradient in bf16, so that `bf16-fp32sum` loses
 nothing where each micro-step is reduced. A sum over micro-steps that was held in fp32 it rounds
@@ -14,7 +16,7 @@ from typing import Literal, get_args
 from toolkit.engines.strategies import FSDP2_STRATEGIES, Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 
-Reduce = Literal["fp32", "bf16", "bf16-fp32sum"]
+Reduce = Literal["fp32", "bf16", "bf16-fp32sum", "fp32-exchange"]
 REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 
 
@@ -49,6 +51,12 @@ def reduction_of(
         return asked
     is_exact = strategy in FSDP2_STRATEGIES and precision == "bf16" and mode != "replicated"
     return "bf16-fp32sum" if is_exact else "fp32"
+
+
+def exchange_width(reduction: Reduce) -> int | None:
+    """Bytes per element of what is sent straight to its owner; None where the backend reduces."""
+    widths: dict[Reduce, int] = {"bf16-fp32sum": 2, "fp32-exchange": 4}
+    return widths.get(reduction)
 
 
 def sum_width(asked: Reduce | None) -> int:

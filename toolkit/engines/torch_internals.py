@@ -101,9 +101,9 @@ def padded_elements(unit: FSDPModule) -> int:
     )
 
 
-def reduces_by(unit: FSDPModule, kind: type[ReduceScatter]) -> bool:
-    """Whether a unit scatters its gradients by this class."""
-    return any(isinstance(group._reduce_scatter_comm, kind) for group in _groups(unit))
+def reduce_scatter_of(unit: FSDPModule) -> ReduceScatter | None:
+    """Return what scatters a unit's gradients; None for one without parameters of its own."""
+    return next((group._reduce_scatter_comm for group in _groups(unit)), None)
 
 
 def held_gradients(unit: FSDPModule) -> Iterator[torch.Tensor]:
@@ -139,7 +139,12 @@ def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
-    return dist.distributed_c10d._resolve_process_group(arguments[-1])
+    return named_group(arguments[-1])
+
+
+def named_group(name: Any) -> dist.ProcessGroup:
+    """Return the process group that PyTorch has given a name."""
+    return dist.distributed_c10d._resolve_process_group(name)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from toolkit.engines.mixture import ROOT, Budget, Mixture, Unit, in_order
-from toolkit.engines.reduction import reduction_of, sum_width
+from toolkit.engines.reduction import exchange_width, reduction_of, sum_width
 from toolkit.program.events import Program
 from toolkit.program.fsdp2 import Fsdp2Walk
 from toolkit.program.fsdp2_unit import UnitSizes
@@ -78,7 +78,7 @@ def _hold(settings: StepSettings, name: Unit, unit: UnitSizes) -> Purchase:
     asked = settings.reduce
     held = reduction_of(settings.strategy, settings.precision, asked, "replicated")
     width = sum_width(asked)
-    sent, sent_once = (2 if one else width for one in (unit.exchanges, held == "bf16-fp32sum"))
+    sent, sent_once = unit.exchange_width or width, exchange_width(held) or width
     saved = (settings.grad_accum_steps * sent - sent_once) * unit.gathered
     # Where one rank has it all, a whole gradient is its slice.
     costs = max(1, width * unit.elements - 4 * unit.shard)

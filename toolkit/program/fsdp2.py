@@ -17,7 +17,7 @@ and S shards, c bytes per element computed with:
 not reduce (replicated) nothing is given back before the last micro-step, so every unit is gathered
 once per window: c P of parameters throughout, and no gather buffer after the first forward pass.
 `reduce: bf16` makes all sums 2 bytes wide, but for the slices added up over micro-steps; a unit
-that sends bf16 and sums in fp32 has inputs of 2 S s, and receives as much.
+whose ranks send each other b bytes an element has inputs of b S s, and receives b (S - 1) s.
 A mixture decides all of this unit by unit; with H the units whose gradients are held, A micro-steps
 of L blocks hold 4 sum_H p + 4 sum_notH s and make A (L + 1) - (A - 1) |H| reductions of
 4 S [sum s + (A - 1) sum_notH s] bytes together; gathers do not depend on H.
@@ -31,7 +31,7 @@ waited for where it stands: the calls are synchronous (`async_op=False`), and a 
 from dataclasses import replace
 
 from toolkit.engines.mixture import ROOT, Unit, mode_of, stays_gathered
-from toolkit.engines.reduction import reduction_of, sum_width
+from toolkit.engines.reduction import exchange_width, reduction_of, sum_width
 from toolkit.engines.strategies import frees_after_forward
 from toolkit.engines.traffic import EngineKind
 from toolkit.model.tensors import Tensor, block_tensors, root_tensors
@@ -70,7 +70,7 @@ class Fsdp2Walk(EngineWalk):
         return replace(
             unit,
             mode=mode,
-            exchanges=reduction == "bf16-fp32sum",
+            exchange_width=exchange_width(reduction),
             gathers_again=name != ROOT and not stays and frees_after_forward(strategy),
             stays_gathered=stays,
         )
@@ -221,7 +221,7 @@ class Fsdp2Walk(EngineWalk):
     def _scatter(self, unit: UnitSizes, *, held: int) -> None:
         """Reduce gradients of `held` bytes an element to this rank's slice, which ends in fp32."""
         program, w = self.program, self.w
-        sent = 2 if unit.exchanges else w
+        sent = unit.exchange_width or w
         size = sent * unit.gathered
         self._wait_for_scattering()
         program.free("communication", self.reduce_buffer)
@@ -231,9 +231,10 @@ class Fsdp2Walk(EngineWalk):
             program.touch("communication", held * unit.largest)
         program.free("gradients", held * unit.elements)
         program.alloc("gradients", w * unit.shard)
-        if unit.exchanges and self.is_sharded:
+        if unit.exchange_width and self.is_sharded:
             # What is received, and on a CPU a part of it in fp32.
-            program.touch("communication", size + (4 * unit.shard if self.on_cpu else 0))
+            cast = 4 * unit.shard if self.on_cpu and sent == 2 else 0
+            program.touch("communication", size - sent * unit.shard + cast)
         self._communicate(unit)
         if self.micro_step and unit.mode == "deferred":
             # The earlier micro-steps' sum, or what has been added to it.
@@ -260,8 +261,8 @@ class Fsdp2Walk(EngineWalk):
     def _communicate(self, unit: UnitSizes) -> None:
         """Reduce to the slices' owners, then add up what the replica groups have."""
         if self.is_sharded:
-            kind: EngineKind = "all_to_all" if unit.exchanges else "reduce_scatter"
-            width = 2 if unit.exchanges else self.w
+            kind: EngineKind = "all_to_all" if unit.exchange_width else "reduce_scatter"
+            width = unit.exchange_width or self.w
             self.scattering = self.communicate(
                 kind, unit.gathered, width, group="shards", blocks=self.on_cpu
             )

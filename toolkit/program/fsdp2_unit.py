@@ -19,7 +19,8 @@ class UnitSizes:
         shard: of one rank's slice, padded.
         largest: of the largest tensor.
         mode: how its gradients accumulate.
-        exchanges: it sends bf16 and sums in fp32.
+        exchange_width: bytes per element that ranks send each other, where the backend does not
+            reduce.
         gathers_again: its parameters are freed between forward and backward.
         stays_gathered: they are gathered once per window.
     """
@@ -30,7 +31,7 @@ class UnitSizes:
     gathered: int
     largest: int
     mode: Accumulation = "sharded"
-    exchanges: bool = False
+    exchange_width: int | None = None
     gathers_again: bool = False
     stays_gathered: bool = False
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from toolkit.engines.build import TORCH_DTYPES
 from toolkit.engines.strategies import Precision
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import Case
@@ -31,8 +32,12 @@ from toolkit.verify.compare import Difference, compare
 from toolkit.verify.reference import Trajectory, reference_trajectory
 
 DRAWS = 8.0
-ROUNDOFF: dict[Precision, float] = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12}
-"""Half the distance from 1 to the next number of the precision (IEEE 754-2019, table 3.5)."""
+ROUNDOFF: dict[Precision, float] = {
+    name: torch.finfo(dtype).eps / 2 for name, dtype in TORCH_DTYPES.items()
+}
+"""Half the distance from 1 to the next number, the most by which rounding to nearest changes a
+number, relative to it: 2^-p with p binary digits, of which fp32 has 24, bf16 8 and fp16 11, the one
+before the point included (Higham 2002, section 2.1; IEEE 754-2019, table 3.5)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ def reduction_error(case: Case, *, world_size: int) -> float:
     micro-step's gradient that is bf16 already, as FSDP2's, is not rounded.
     """
     is_exact = case.precision == "bf16" and case.accumulation in ("sharded", "deferred")
-    if case.reduce in (None, "fp32") or (case.reduce == "bf16-fp32sum" and is_exact):
+    if case.reduce in (None, "fp32", "fp32-exchange"):
+        return 0.0
+    if case.reduce == "bf16-fp32sum" and is_exact:
         return 0.0
     roundings = case.grad_accum_steps + world_size if case.reduce == "bf16" else 1
     return math.sqrt(roundings) * ROUNDOFF["bf16"]
