@@ -11,7 +11,7 @@ SWEEP ?= cpu-quick
 # A person's own `accelerate config` must not decide how these runs start.
 export HF_HOME ?= $(CURDIR)/.venv/huggingface
 
-.PHONY: train test test-long test-crash test-slurm test-versions bench check data docs samples memory-errors overhead save-times clean
+.PHONY: train test test-long test-crash test-slurm test-versions test-museum bench check data docs samples memory-errors overhead audit-overhead save-times clean
 
 train: $(READY) data
 	$(BIN)/toolkit train --strategy $(STRATEGY) --num-processes $(PROCESSES) --config $(RUN)
@@ -21,7 +21,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" --numprocesses 2 --dist loadfile
 
 test-long: $(READY)
 	$(BIN)/pytest -m long
@@ -36,6 +36,13 @@ test-slurm: $(READY)
 		apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge; }
 	$(BIN)/pytest -m long tests/slurm
 
+# Releases that had a fault, each installed alone in front of this environment's packages, audited.
+MUSEUM := deepspeed==0.18.8 accelerate==1.10.1
+test-museum: $(READY)
+	set -e; for release in $(MUSEUM); do DS_BUILD_OPS=0 $(BIN)/python -m pip install --upgrade \
+		--no-deps --no-build-isolation --target .venv/museum/$$release/site-packages $$release; done
+	$(BIN)/pytest -m long tests/audit
+
 # The tests of engines with the lowest and the highest version of each library that is reached into,
 # in environments of their own.
 LOWEST := $(shell sed -nE 's/.*"(accelerate|deepspeed)>=([0-9.]+),<.*/\1==\2/p' pyproject.toml)
@@ -49,7 +56,7 @@ test-lowest test-highest: test-%:
 	.venv/versions/$*/bin/pytest -m "not long" tests/engines tests/distributed/test_engines.py \
 		tests/distributed/test_faults.py tests/distributed/test_verify_command.py
 
-# Time, traffic and memory of strategies and accumulation modes, and the report on them; carries on
+# Time, traffic and memory of strategies and accumulation modes, and the report on them; resumes
 # where it was stopped.
 bench: $(READY)
 	$(BIN)/python -m benchmarks.sweep $(SWEEP) --out runs/benchmarks/$(SWEEP)
@@ -65,6 +72,10 @@ memory-errors: $(READY)
 overhead: $(READY)
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.chunked_loss
+
+# What `toolkit audit` costs a step that it watches.
+audit-overhead: $(READY)
+	$(BIN)/python -m benchmarks.audit_overhead
 
 # How long a save of GPT-2 124M holds training up, beside the disk's own rate.
 save-times: $(READY)

@@ -9,11 +9,13 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 
 from benchmarks.links import LEAST_MBIT_PER_S, MOST_MBIT_PER_S
 from benchmarks.record import Case, Count
+from toolkit.config.accumulation import SettledAccumulation
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.config.strict_yaml import load_yaml_mapping
+from toolkit.engines.mixture import Mixture, check_possible
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import (
     REPLICAS,
-    SUPPORT,
     Accumulation,
     Precision,
     Strategy,
@@ -57,7 +59,8 @@ class Axes(_Section):
     """
 
     strategies: tuple[Strategy, ...] = Some
-    accumulations: tuple[Accumulation, ...] = _usually("replicated", "sharded")
+    accumulations: tuple[SettledAccumulation, ...] = _usually("replicated", "sharded")
+    reductions: tuple[Reduce | None, ...] = _usually(None)
     grad_accum_steps: tuple[Count, ...] = Some
     micro_batch_sizes: tuple[Count, ...] = Some
     seq_lens: tuple[Count | None, ...] = _usually(None)
@@ -89,6 +92,7 @@ class Axes(_Section):
             "seq_len": self.seq_lens,
             "micro_batch_size": self.micro_batch_sizes,
             "grad_accum_steps": self.grad_accum_steps,
+            "reduce": self.reductions,
             "strategy": self.strategies,
             "accumulation": self.accumulations,
         }
@@ -104,13 +108,17 @@ def _seq_len(asked: int | None, sizes: ModelSizes) -> int:
     return asked or sizes.block_size
 
 
-def is_possible(strategy: Strategy, accumulation: Accumulation, world_size: int) -> bool:
+def is_possible(strategy: Strategy, accumulation: Accumulation | Mixture, world_size: int) -> bool:
     """Whether a strategy has the mode and can run on so many ranks."""
     if strategy == "single" and world_size > 1:
         return False
     if strategy == "hsdp" and not has_hybrid_groups(world_size):
         return False
-    return SUPPORT[strategy][accumulation].possible
+    try:
+        check_possible(strategy, accumulation)
+    except UsageError:
+        return False
+    return True
 
 
 class Sweep(_Section):

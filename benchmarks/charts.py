@@ -10,7 +10,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from benchmarks.comparison import BREAK_EVEN, PERCENT, Pair
-from benchmarks.figures import COLOURS, INK, LINES, MARKERS, RULE, Chart, Panel, plain_log_axis
+from benchmarks.figures import (
+    COLOURS,
+    INK,
+    LINES,
+    MARKERS,
+    MIXED_LINE,
+    MIXED_MARKER,
+    RULE,
+    Chart,
+    Panel,
+    plain_log_axis,
+)
 from benchmarks.measured import (
     Measured,
     Spread,
@@ -67,14 +78,21 @@ def draw_spread(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **sty
 
 def style_of(case: Case) -> dict[str, str]:
     """Return how a case is drawn: coloured by strategy, line and marker by mode."""
-    mode = case.accumulation
-    return {"color": COLOURS[case.strategy], "linestyle": LINES[mode], "marker": MARKERS[mode]}
+    mode = str(case.accumulation)
+    return {"color": COLOURS[case.strategy], **_line(mode)}
+
+
+def _line(mode: str) -> dict[str, str]:
+    return {
+        "linestyle": LINES.get(mode, MIXED_LINE),
+        "marker": MARKERS.get(mode, MIXED_MARKER),
+    }
 
 
 def mode_legend(cases: Iterable[Case], **style: Any) -> list[Artist]:
     """Return an entry for each mode of accumulation."""
-    modes = dict.fromkeys(case.accumulation for case in cases)
-    usual = [{"ls": LINES[mode], "marker": MARKERS[mode], "color": INK} for mode in modes]
+    modes = dict.fromkeys(str(case.accumulation) for case in cases)
+    usual = [{**_line(mode), "color": INK} for mode in modes]
     return [
         Line2D([], [], label=mode, **(own | style)) for mode, own in zip(modes, usual, strict=True)
     ]

@@ -95,6 +95,7 @@ def build_call(kind: EngineKind, size: int, device: torch.device) -> Callable[[]
     calls: dict[EngineKind, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
     }
     return calls[kind]

@@ -65,7 +65,7 @@ class Pair:
 def pairs_of(cases: Iterable[Measured], predicted_s: Mapping[Case, float]) -> list[Pair]:
     """Return the cases that were measured in both modes.
 
-    A single micro-step is left out: both modes are the same program there.
+    A single micro-step is not compared: both modes are the same program there.
 
     Args:
         cases: what was measured.

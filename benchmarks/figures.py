@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from toolkit.engines.strategies import Accumulation, Strategy
+from toolkit.engines.strategies import Strategy
 
 INK, GREY, RULE, PAPER = "#1b1c1e", "#6f7073", "#d9d9d6", "#ffffff"
 DARK_INK, DARK_GREY, DARK_RULE, DARK_PAPER = "#e8e8e6", "#9a9b9e", "#3d4045", "#15171a"
@@ -44,8 +44,9 @@ DARK_COLOURS: dict[Strategy, str] = {
     "zero2": "#4f8260",
     "zero3": "#8d6df5",
 }
-LINES: dict[Accumulation, str] = {"replicated": "-", "sharded": "--", "deferred": ":"}
-MARKERS: dict[Accumulation, str] = {"replicated": "o", "sharded": "s", "deferred": "D"}
+LINES = {"replicated": "-", "sharded": "--", "deferred": ":"}
+MARKERS = {"replicated": "o", "sharded": "s", "deferred": "D"}
+MIXED_LINE, MIXED_MARKER = "-.", "^"
 
 PANEL_INCHES = (3.7, 2.9)
 LEAST_PNG_INCHES = 5.9

@@ -35,6 +35,7 @@ def settings_of(case: Case, device: Device) -> StepSettings:
         seq_len=case.seq_len,
         grad_accum_steps=case.grad_accum_steps,
         precision=case.precision,
+        reduce=case.reduce,
         optimizer=case.optimizer,
         activation_checkpointing=case.activation_checkpointing,
         loss=case.loss,

@@ -90,7 +90,7 @@ def _times(
         case = modes[0].case
         known = [m.case for m in modes if m.case in predicted_s]
         across, up = [c.link_mbit_per_s or 0 for c in known], [predicted_s[c] for c in known]
-        axes.plot(across, up, LINES[case.accumulation], color=GREY, lw=1)
+        axes.plot(across, up, LINES[str(case.accumulation)], color=GREY, lw=1)
         draw_spread(axes, x, [m.step_s for m in modes], **style_of(case))
     axes.set(xlabel="link rate, Mbit/s", ylabel="seconds per step", ylim=limits)
     plain_log_axis(axes, "x", x)

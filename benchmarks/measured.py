@@ -11,7 +11,7 @@ from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
 
 Item = TypeVar("Item")
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+KINDS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather")
 CHOICE = {"strategy", "accumulation", "grad_accum_steps"}
 """Fields of a case that a user chooses between; the others are its setting."""
 
@@ -108,7 +108,9 @@ def _order(case: Case) -> tuple[Any, ...]:
         case.compile,
         STRATEGIES.index(case.strategy),
         case.grad_accum_steps,
-        ACCUMULATIONS.index(case.accumulation),
+        [*ACCUMULATIONS, case.accumulation].index(case.accumulation),
+        str(case.accumulation),
+        case.reduce or "",
     )
 
 

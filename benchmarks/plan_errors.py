@@ -1,62 +1,184 @@
-"""How far a share of the peak, learnt from other model sizes, is from published throughput.
+"""How far predicted steps are from published ones, each size of model left out of its own fit.
 
 The rows of `published_throughput.csv` are from mosaicml/llm-foundry,
-scripts/train/benchmarking/README.md (MPT, FSDP, bf16). For each model name, the share of the peak
-is the median over the same GPU's rows of all other names. With a share of hardware operations,
-recomputation counted (what `toolkit plan` uses), and of model operations (constant MFU).
+scripts/train/benchmarking/README.md (MPT, FSDP, bf16), taken as sharded fsdp2 steps of a GPT-2 of
+the same sizes. For each GPU five costs (`toolkit.prediction.costs`) are fitted to all other model
+names by least squares of relative errors, none negative. The costs of all rows and the errors of
+the rows left out are written to `toolkit/prediction/use.csv`.
 """
 
 import csv
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from toolkit.prediction.devices import find_speed
+import numpy as np
+from scipy.optimize import nnls
+
+from toolkit.model.sizes import ModelSizes
+from toolkit.prediction.costs import Costs, amounts_of
+from toolkit.prediction.devices import DeviceSpeed, Shares, find_speed
+from toolkit.prediction.network import RingNetwork
+from toolkit.prediction.step_time import predict
+from toolkit.program.events import Program
+from toolkit.program.settings import StepSettings
+from toolkit.program.step import write_step
 
 _HERE = Path(__file__).parent
-Row = dict[str, str]
+MACHINE_LINK = {"A100-40": 200e9, "H100-80": 400e9}
+"""Bytes per second between machines: 1600 Gbit/s by the source for A100; 3200 assumed for H100."""
+ROUNDS = 4
+"""Of fit and exposed time in turn; neither moves after them."""
 
 
-def model_flops(row: Row) -> float:
-    """Return operations per token: 6 a parameter, and attention over the whole square."""
-    layers, width, seq = (int(row[name]) for name in ("n_layer", "d_model", "seq"))
-    return 6 * int(row["n_params"]) + 12 * layers * width * seq
+@dataclass(frozen=True)
+class Example:
+    """A published row and the step that stands for it."""
+
+    row: dict[str, str]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's name in `devices.csv`."""
+        return self.row["gpu"].removesuffix("-SXM")
+
+    @property
+    def speed(self) -> DeviceSpeed:
+        """What is known of the GPU."""
+        return find_speed(self.gpu)
+
+    def _int(self, name: str) -> int:
+        return int(self.row[name])
+
+    @cached_property
+    def settings(self) -> StepSettings:
+        """The step; heads change no time."""
+        sizes = ModelSizes(
+            n_layer=self._int("n_layer"),
+            n_head=1,
+            n_embd=self._int("d_model"),
+            vocab_size=self._int("vocab"),
+            block_size=self._int("seq"),
+        )
+        return StepSettings(
+            sizes=sizes,
+            strategy="fsdp2",
+            accumulation="sharded",
+            world_size=self._int("n_gpus"),
+            micro_batch_size=self._int("micro_batch"),
+            seq_len=self._int("seq"),
+            grad_accum_steps=self._int("grad_accum"),
+            activation_checkpointing=self.row["activation_checkpointing"] == "full",
+        )
+
+    @cached_property
+    def program(self) -> Program:
+        """The step's events."""
+        return write_step(self.settings)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Published seconds of a step."""
+        step = self.settings
+        tokens = step.micro_batch_size * step.seq_len * step.grad_accum_steps
+        return tokens / float(self.row["tokens_per_s_per_gpu"])
+
+    @property
+    def network(self) -> RingNetwork:
+        """Its links."""
+        return RingNetwork(self.settings, 8, self.speed.link_bytes_per_s, MACHINE_LINK[self.gpu])
+
+    @property
+    def model_flops(self) -> float:
+        """Operations per token: 6 a parameter, and attention over the whole square."""
+        layers, width, seq = (self._int(name) for name in ("n_layer", "d_model", "seq"))
+        return 6 * self._int("n_params") + 12 * layers * width * seq
 
 
-def hardware_flops(row: Row) -> float:
-    """Return `model_flops` and, with checkpointing, the blocks' second forward pass."""
-    if row["activation_checkpointing"] != "full":
-        return model_flops(row)
-    embedding = int(row["vocab"]) * int(row["d_model"])
-    return model_flops(row) + (model_flops(row) / 3 - 2 * embedding)
+Fit = Callable[[list[Example]], Callable[[Example], float]]
 
 
-def errors(rows: list[Row], flops: Callable[[Row], float]) -> Iterator[float]:
-    """Yield each row's relative error, its own model size left out."""
-    for row in rows:
-        others = [r for r in rows if r["gpu"] == row["gpu"] and r["model"] != row["model"]]
-        share = median(_share(other, flops) for other in others)
-        yield abs(share / _share(row, flops) - 1)
+def read_examples() -> list[Example]:
+    """Return the published rows."""
+    with (_HERE / "published_throughput.csv").open() as file:
+        return [Example(row) for row in csv.DictReader(file)]
 
 
-def _share(row: Row, flops: Callable[[Row], float]) -> float:
-    peak = find_speed(row["gpu"].removesuffix("-SXM")).peak_flops
-    return float(row["tokens_per_s_per_gpu"]) * flops(row) / peak
+def fit_costs(examples: list[Example]) -> Costs:
+    """Return the costs with the least sum of squares of relative errors, none negative."""
+    step_s = np.array([each.step_s for each in examples])
+    amounts = np.array([amounts_of(each.program) for each in examples]) / step_s[:, None]
+    scale = amounts.max(axis=0)
+    exposed = np.zeros(len(examples))
+    for _ in range(ROUNDS):
+        found, _ = nnls(amounts / scale, 1 - exposed / step_s)
+        costs = Costs(*(float(cost) for cost in found / scale))
+        exposed = np.array([predict(e.program, costs, e.network).exposed_s for e in examples])
+    return costs
+
+
+def by_kind(others: list[Example]) -> Callable[[Example], float]:
+    """Return what predicts seconds by costs fitted to the others."""
+    costs = fit_costs(others)
+    return lambda one: predict(one.program, costs, one.network).step_s
+
+
+def constant_mfu(others: list[Example]) -> Callable[[Example], float]:
+    """Return what predicts seconds by the median MFU of the others, all on one GPU."""
+    rate = median(each.model_flops * float(each.row["tokens_per_s_per_gpu"]) for each in others)
+    return lambda one: one.step_s * float(one.row["tokens_per_s_per_gpu"]) * one.model_flops / rate
+
+
+def left_out(examples: list[Example], fit: Fit) -> Iterator[tuple[Example, float]]:
+    """Yield each example with predicted by published seconds, its own model left out."""
+    for gpu, model in dict.fromkeys((each.gpu, each.row["model"]) for each in examples):
+        same = [each for each in examples if each.gpu == gpu]
+        predict_s = fit([each for each in same if each.row["model"] != model])
+        for one in (each for each in same if each.row["model"] == model):
+            yield one, predict_s(one) / one.step_s
+
+
+def error_rows(examples: list[Example]) -> list[tuple[str, ...]]:
+    """Return the error table."""
+    table: list[tuple[str, ...]] = [("method", "GPU", "rows", "mape", "p90", "fitted on")]
+    for name, fit in (("by kind", by_kind), ("constant MFU", constant_mfu)):
+        ratios = list(left_out(examples, fit))
+        for gpu in ("all", *dict.fromkeys(each.gpu for each in examples)):
+            errors = [abs(ratio - 1) for one, ratio in ratios if gpu in ("all", one.gpu)]
+            p90 = quantiles(errors, n=10)[-1]
+            fitted = "the same GPU's rows of all other model sizes"
+            table.append(
+                (name, gpu, str(len(errors)), f"{fmean(errors):.1%}", f"{p90:.1%}", fitted)
+            )
+    return table
+
+
+def use_rows(examples: list[Example]) -> list[tuple[str, ...]]:
+    """Return what `toolkit/prediction/use.csv` holds."""
+    ratios = list(left_out(examples, by_kind))
+    table: list[tuple[str, ...]] = [("gpu", *Shares._fields, "least", "most", "rows", "source")]
+    for gpu in dict.fromkeys(each.gpu for each in examples):
+        same = [each for each in examples if each.gpu == gpu]
+        shares = find_speed(gpu).shares(fit_costs(same))
+        off = quantiles([1 / ratio for one, ratio in ratios if one.gpu == gpu], n=10)
+        figures = [f"{figure:.4g}" for figure in (*shares, off[0], off[-1])]
+        source = "mosaicml/llm-foundry scripts/train/benchmarking/README.md (bf16 FSDP)"
+        table.append((gpu, *figures, str(len(same)), source))
+    return table
 
 
 def main() -> None:
-    """Write the table as CSV and as Markdown."""
-    with (_HERE / "published_throughput.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    table = [("method", "rows", "mape", "p90")]
-    for name, flops in (("hardware share", hardware_flops), ("constant MFU", model_flops)):
-        found = list(errors(rows, flops))
-        p90 = quantiles(found, n=10)[-1]
-        table.append((name, str(len(found)), f"{fmean(found):.1%}", f"{p90:.1%}"))
-    with (_HERE / "results" / "plan_errors.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(table)
+    """Write the errors as CSV and as Markdown, and the shares."""
+    examples = read_examples()
+    shipped = _HERE.parent / "toolkit" / "prediction" / "use.csv"
+    table = error_rows(examples)
+    for path, rows in ((shipped, use_rows(examples)), (_HERE / "results/plan_errors.csv", table)):
+        with path.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
     lines = [f"| {' | '.join(line)} |" for line in table]
-    lines.insert(1, "| --- | ---: | ---: | ---: |")
+    lines.insert(1, "| --- | --- | ---: | ---: | ---: | --- |")
     (_HERE / "results" / "plan_errors.md").write_text("\n".join(lines) + "\n")
 
 

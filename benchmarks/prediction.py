@@ -47,7 +47,9 @@ class ProfiledNetwork:
 
     def _curve(self, collective: Collective) -> Curve:
         ranks = self.settings.ranks_of(collective.group)
-        return self.profiles[ranks].collectives[collective.kind]
+        collectives = self.profiles[ranks].collectives
+        # As much is sent; profiles made before there was the exchange do not have it.
+        return collectives.get(collective.kind) or collectives["all_gather"]
 
 
 def _busy_cores(profile: MachineProfile, world_size: int) -> float:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from toolkit.engines.strategies import Accumulation, Precision, Strategy
+from toolkit.config.accumulation import SettledAccumulation
+from toolkit.engines.reduction import Reduce
+from toolkit.engines.strategies import Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import Loss, ModelSizes
 
@@ -35,13 +37,14 @@ class Case(_Model):
     """
 
     strategy: Strategy
-    accumulation: Accumulation
+    accumulation: SettledAccumulation
     grad_accum_steps: Count
     micro_batch_size: Count
     seq_len: Count
     world_size: Count
     precision: Precision
     model: ModelSizes
+    reduce: Reduce | None = None
     loss: Loss = "plain"
     optimizer: Literal["adamw", "sgd"] = "adamw"
     activation_checkpointing: bool = False
@@ -74,6 +77,7 @@ class Case(_Model):
             f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}",
             self.precision,
         ]
+        words += [f"reduce {self.reduce}"] if self.reduce else []
         words += ["chunked loss"] if self.loss == "chunked" else []
         words += ["compiled"] if self.compile else []
         words += [f"{self.link_mbit_per_s:g} Mbit/s"] if self.link_mbit_per_s else []

@@ -7,14 +7,16 @@ import os
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-import torch.distributed as dist
-
 from benchmarks.group import Order
 from benchmarks.proof import first_step, prove
 from benchmarks.rank import serve
 from benchmarks.trainer import CaseTrainer
 from toolkit.engines.launched import read_launch
-from toolkit.engines.process_group import lift_time_limits, start_process_group
+from toolkit.engines.process_group import (
+    leave_process_group,
+    lift_time_limits,
+    start_process_group,
+)
 from toolkit.training.worker import end_process
 
 
@@ -46,9 +48,7 @@ def answer(order: SweepOrder, driver: Connection) -> None:
             driver.send((None, prove(trainer, first, split_steps=order.split_steps)))
         else:
             driver.send((None, trainer.time_steps(*arguments, warm_up=order.warm_up_steps)))
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

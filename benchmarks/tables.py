@@ -98,7 +98,9 @@ def profile_table(profiles: Sequence[MachineProfile]) -> Table:
 
 
 def _line(profile: MachineProfile, kind: EngineKind) -> str:
-    curve = profile.collectives[kind]
+    curve = profile.collectives.get(kind)
+    if curve is None:
+        return ""
     bus = curve.bytes_per_s * bus_factor(kind, profile.world_size)
     return f"{1e3 * curve.latency_s:.2f} ms, {rounded(bus / 1e6)} MB/s"
 
@@ -173,7 +175,7 @@ _PARTS = {
 def _name(case: Case, varied: Sequence[str]) -> dict[str, str]:
     return {
         "strategy": case.strategy,
-        "mode": case.accumulation,
+        "mode": str(case.accumulation),
         "setting": describe(case, varied),
         "A": str(case.grad_accum_steps),
     }

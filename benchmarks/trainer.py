@@ -136,5 +136,6 @@ def build_from(settings: StepSettings, launched: Launched, *, seed: int, lr: flo
         accumulation=settings.accumulation,
         precision=settings.precision,
         grad_clip=GRAD_CLIP,
+        reduce=settings.reduce,
         compile_blocks=settings.compile,
     )

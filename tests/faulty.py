@@ -150,9 +150,9 @@ class Faults:
         return call
 
     def _begin(self, original: Any) -> Any:
-        def begin(own: Any, position: Any) -> None:
-            self.reach("begin", position.step)
-            original(own, position)
+        def begin(own: Any, state: Any) -> None:
+            self.reach("begin", state.step)
+            original(own, state)
 
         return begin
 

@@ -148,8 +148,8 @@ def test_the_batch_and_the_change_are_reported_as_shown(tmp_path: Path) -> None:
     plan = plan_batch(tokens_per_step=524_288, seq_len=1024, micro_batch_size=16, world_size=8)
     assert f"`{plan.describe()}`" in (ROOT / "docs" / "concepts.md").read_text()
     before, now = ({"optimizer": {"lr": lr}} for lr in (1e-3, 5e-4))
-    position = TrainingState.after(1, shapes={}, config=before)
-    (line,) = compare_runs(tmp_path, position, now, {})
+    state = TrainingState.after(1, shapes={}, config=before)
+    (line,) = compare_runs(tmp_path, state, now, {})
     assert f"`changed: {line}`" in (ROOT / "docs" / "checkpoints.md").read_text()
 
 

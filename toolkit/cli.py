@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from toolkit import __version__
+from toolkit.commands.audit import audit
 from toolkit.commands.check import check
 from toolkit.commands.checkpoint import checkpoint
 from toolkit.commands.compare import compare
@@ -21,6 +22,7 @@ from toolkit.commands.runs import runs
 from toolkit.commands.summary import summary
 from toolkit.commands.train import train
 from toolkit.commands.verify import verify
+from toolkit.commands.watch import watch
 from toolkit.errors import ReaderGone, ToolkitError
 from toolkit.home import expand_words
 from toolkit.standard_output import checked_stdout
@@ -35,6 +37,7 @@ app.command()(config)
 app.command()(train)
 app.command()(summary)
 app.command()(check)
+app.command()(audit)
 app.command()(verify)
 app.command()(estimate)
 app.command()(plan)
@@ -42,6 +45,7 @@ app.command()(generate)
 app.command("eval")(evaluate)
 app.command()(plot)
 app.command()(compare)
+app.command()(watch)
 app.command()(runs)
 app.add_typer(data, name="data")
 app.add_typer(checkpoint, name="checkpoint")

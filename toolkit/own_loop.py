@@ -2,14 +2,12 @@
 
 import os
 import platform
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from toolkit.checkpoint.saver import Saver
 from toolkit.checkpoint.state import shapes_of
@@ -18,7 +16,7 @@ from toolkit.checkpoint.training_state import TrainingState, read_training_state
 from toolkit.config import load_run_config
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
-from toolkit.engines.process_group import start_process_group
+from toolkit.engines.process_group import leave_process_group, start_process_group
 from toolkit.engines.strategies import Strategy, check_installed, replicas_of
 from toolkit.program.readers.peak import Peak
 from toolkit.program.settings import Device, settings_of_run
@@ -40,14 +38,10 @@ def join_launch(*, timeout_s: float = _TIMEOUT_S) -> Iterator[tuple[Launched, to
         UsageError: the launch asks for what no strategy here is.
         HangError: not all processes came in time.
     """
-    # PyTorch's own code and DeepSpeed's still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     launched = read_launch(os.environ)
     check_installed(launched.strategy)
     yield launched, start_process_group(launched, timeout=timedelta(seconds=timeout_s))
-    # Left to the interpreter's end, gloo's threads now and then abort the process.
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 def estimate_memory(

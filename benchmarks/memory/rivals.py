@@ -7,7 +7,7 @@ a, L the sequence, micro-batch, width, heads and layers:
     accelerate estimate-memory        16 P ("training using Adam")
     DeepSpeed, ZeRO-2 and 3           2 P + 18 P / W, and 4 x largest layer + 18 P / W
     EleutherAI calc_transformer_mem   states by stage and s b h L (34 + 5 a s / h), its
-                                      constants for communication and miscellany left out
+                                      without constants for communication and miscellany
     Megatron-LM, no parallelism       18 P, or 6 P + 12 P / W where states are sharded, and
                                       34 s b h L
 """

@@ -55,8 +55,16 @@ KEYS = dotted_keys(RunConfig)
         ("precision: fp8", "precision must be 'fp32', 'bf16' or 'fp16', got the text 'fp8'"),
         (
             "accumulation: shard",
-            "accumulation must be 'replicated', 'sharded' or 'deferred', got the text 'shard'",
+            "accumulation must be 'replicated', 'sharded', 'deferred' or {hold: [root, 0, 1]}, "
+            "got the text 'shard'",
         ),
+        ("accumulation: {hold: [wte]}", "accumulation.hold must be a list of block numbers and"),
+        ("accumulation: {hold: [0, 0]}", "accumulation.hold names a unit twice: 0, 0"),
+        ("accumulation: {held: [0]}", "accumulation has the keys hold, defer, keep, got 'held'"),
+        ("accumulation: {hold: 4GB}", "accumulation.hold must be units or a size such as 4GiB"),
+        ("accumulation: {}", "accumulation must have one of hold, defer, keep"),
+        ("accumulation: {hold: [0], defer: [0]}", "accumulation holds and defers 0: choose one"),
+        ("accumulation: {hold: [12]}", "accumulation names block 12, but the model's last is 11"),
         (
             "model: {preset: gpt3}",
             "model.preset must be 'gpt2', 'gpt2-medium', 'gpt2-large' or 'gpt2-xl', got the "

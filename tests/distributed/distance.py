@@ -14,7 +14,7 @@ def farthest_number(found: Sequence[float], right: Sequence[float]) -> float:
 
 
 def farthest_tensor(found: Tensors, right: Tensors) -> float:
-    """Return the largest relative L2 distance of two tensors of one name, key biases left out."""
+    """Return the largest relative L2 distance of two tensors of one name, key biases excluded."""
     assert found.keys() == right.keys()
     pairs = ((_without_keys(n, found[n]), _without_keys(n, right[n])) for n in right)
     return _largest(float((a - b).norm() / b.norm()) for a, b in pairs)

@@ -127,9 +127,9 @@ def _trajectory(launched: Launched, mode: Accumulation, *, tied: bool) -> dict[s
         grad_clip=CLIP,
     )
     facts = check_effective(engine, precision="fp32", tied=TIE if tied else None)
-    # When an engine reduces does not depend on the model.
+    # When an engine reduces does not depend on the model; how much does.
     case = Case(accumulation=mode, grad_accum_steps=MICRO_STEPS)
-    reductions = worker.reductions_of(case, TINY, launched)
+    reductions = worker.reductions_of(case, TINY, launched)._replace(earlier_bytes=None)
     losses, norms = [], []
     for step in range(STEPS):
         tokens, targets = (part.chunk(MICRO_STEPS * launched.world_size) for part in _batch(step))

@@ -38,17 +38,17 @@ def main(folder: Path, names: list[str]) -> None:
     differing: dict[str, list[str]] = {}
     for name in names:
         checkpoint = folder / name / "step_00000003"
-        position = read_training_state(checkpoint)
-        read_state(engine, checkpoint, with_moments=True, updates=position.updates)
+        state = read_training_state(checkpoint)
+        read_state(engine, checkpoint, with_moments=True, updates=state.updates)
         differing[name] = differences(engine, checkpoint)
         # So that the next one finds another state than its own.
         train_step(engine, worker.own_micro_batches(case, TINY, engine, 0), lr=1e-3)
     own = f"{LAUNCHED.strategy}_{LAUNCHED.world_size}"
     checkpoint = folder / names[0] / "step_00000003"
-    position = read_training_state(checkpoint)
-    read_state(engine, checkpoint, with_moments=True, updates=position.updates)
+    state = read_training_state(checkpoint)
+    read_state(engine, checkpoint, with_moments=True, updates=state.updates)
     for asynchronous in (False, True):
-        save(engine, folder / own, position, asynchronous=asynchronous)
+        save(engine, folder / own, state, asynchronous=asynchronous)
         differing[f"saved, asynchronous {asynchronous}"] = differences(
             engine, folder / own / "step_00000003"
         )
@@ -56,9 +56,9 @@ def main(folder: Path, names: list[str]) -> None:
         print("PORTABLE " + json.dumps(differing), flush=True)
 
 
-def save(engine: Engine, folder: Path, position: TrainingState, *, asynchronous: bool) -> None:
+def save(engine: Engine, folder: Path, state: TrainingState, *, asynchronous: bool) -> None:
     saver = Saver(engine, CheckpointStore(folder), keep_last=1, asynchronous=asynchronous)
-    saver.begin(position)
+    saver.begin(state)
     if asynchronous:
         for _, parameter in engine.module.named_parameters():
             engine.state.held_values(parameter, "exp_avg").add_(1.0)
@@ -66,7 +66,7 @@ def save(engine: Engine, folder: Path, position: TrainingState, *, asynchronous:
     assert final is not None
     assert list(find_damage(final)) == []
     if asynchronous:
-        read_state(engine, final, with_moments=True, updates=position.updates)
+        read_state(engine, final, with_moments=True, updates=state.updates)
 
 
 def differences(engine: Engine, checkpoint: Path) -> list[str]:

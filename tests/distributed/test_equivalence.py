@@ -14,7 +14,15 @@ import torch
 from tests.distributed.distance import farthest_key_bias, farthest_number, farthest_tensor
 from tests.samples import sample
 from toolkit.commands.verify import print_tables
-from toolkit.engines.strategies import ACCUMULATIONS, SUPPORT, Accumulation, Strategy
+from toolkit.engines.mixture import Mixture, covering_mixtures
+from toolkit.engines.reduction import possible_reductions
+from toolkit.engines.strategies import (
+    ACCUMULATIONS,
+    SUPPORT,
+    Accumulation,
+    Strategy,
+    possible_accumulations,
+)
 from toolkit.verify.cases import TINY, Case
 from toolkit.verify.controls import CONTROLS
 from toolkit.verify.reference import Trajectory, reference_trajectory
@@ -44,11 +52,13 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 RELATIVE = 1e-5
 BF16_RELATIVE = 1e-2
+LOSSLESS = 1e-6
 CAUGHT_BY = {
     "divide twice": "gradient_max_rel",
     "divide by world size": "gradient_max_rel",
     "skip the last all-reduce": "gradient reductions at the last micro-step",
     "communicate at every micro-step": "gradient reductions before the last micro-step",
+    "mixture undone by recursion": "bytes reduced before the last micro-step",
     "sync flag flipped after forward": "gradient reductions at the last micro-step",
     "untied head": "tied weights",
     "stale optimizer parameters": "optimizer's parameters",
@@ -67,7 +77,7 @@ CAUGHT_BY = {
 def launched(strategy: Strategy, world_size: int) -> LaunchReport:
     launch = Launch(strategy, world_size)
     # The full matrix puts its faults into the other engines too.
-    controls = controls_of(launch) if launch == Launch("ddp", 2) else []
+    controls = [control for control in controls_of(launch) if control.strategies[0] == strategy]
     return verify_launch(launch, cases_of(strategy), TINY, controls=controls, timeout_s=280.0)
 
 
@@ -96,12 +106,24 @@ def cases_of(strategy: Strategy) -> list[Case]:
             for optimizer in ("sgd", "adamw")
         ),
         *(bf16_case(mode) for mode in modes),
+        *(
+            replace(bf16_case(mode), reduce=reduce, precision=precision)
+            for mode in modes
+            for precision in ("fp32", "bf16")
+            for reduce in possible_reductions(strategy, precision)
+            if strategy in ("ddp", "fsdp2", "hsdp")
+        ),
+        *(mixed_case(mixture) for mixture in covering_mixtures(strategy, TINY.n_layer)),
         *others,
     ]
 
 
 def bf16_case(mode: Accumulation) -> Case:
     return Case(accumulation=mode, grad_accum_steps=4, precision="bf16", steps=3)
+
+
+def mixed_case(mixture: Mixture) -> Case:
+    return Case(accumulation=mixture, grad_accum_steps=4, steps=3)
 
 
 @cache
@@ -160,7 +182,8 @@ def test_with_gpt2s_whole_vocabulary_loss_and_norm_are_those_of_fp64(
 
 @pytest.mark.parametrize("fault", [control.name for control in CONTROLS])
 def test_a_fault_put_in_on_purpose_is_caught(fault: str) -> None:
-    caught = {control.name: control.by for control in launched("ddp", 2).controls}
+    [strategy] = [control.strategies[0] for control in CONTROLS if control.name == fault]
+    caught = {control.name: control.by for control in launched(strategy, 2).controls}
     assert CAUGHT_BY[fault] in (caught[fault] or "nothing")
 
 
@@ -185,12 +208,27 @@ def test_bf16_stays_near_ddps(strategy: Strategy, world_size: int) -> None:
     found = verdicts(strategy, world_size)
     case = bf16_case("replicated")
     ddp = verdicts("ddp", 2)[case].outcome.trajectory
-    for case in (case for case in found if case.precision == "bf16"):
+    for case in (case for case in found if case.precision == "bf16" and not case.variant):
         near = found[case].outcome.trajectory
         losses = torch.tensor(near.losses) / torch.tensor(ddp.losses)
         norms = torch.tensor(near.grad_norms) / torch.tensor(ddp.grad_norms)
         assert (losses - 1).abs().max() < BF16_RELATIVE, case
         assert (norms - 1).abs().max() < BF16_RELATIVE, case
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2", 2), ("hsdp", 4)])
+def test_half_the_bytes_lose_nothing_where_each_micro_step_is_reduced(
+    strategy: Strategy, world_size: int
+) -> None:
+    found = verdicts(strategy, world_size)
+    for mode in set(possible_accumulations(strategy)) - {"replicated"}:
+        half, whole = found[bf16_case(mode)], found[replace(bf16_case(mode), reduce="fp32")]
+        own, right = half.outcome.trajectory.gradients, whole.outcome.trajectory.gradients
+        assert farthest_tensor(own, right) < LOSSLESS
+        scattered = [each.outcome.traffic for each in (half, whole)]
+        assert 2 * scattered[0]["all_to_all"].bytes == scattered[1]["reduce_scatter"].bytes
+        rounded = found[replace(bf16_case(mode), reduce="bf16")].outcome.trajectory.gradients
+        assert farthest_tensor(rounded, right) > LOSSLESS
 
 
 def test_the_steps_are_worth_comparing() -> None:

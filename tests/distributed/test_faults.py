@@ -27,7 +27,7 @@ def caught(strategy: Strategy) -> dict[str, object]:
     [
         ("ddp", "missing bootstrap", "world size: asked 2, found 1"),
         ("ddp", "does not communicate when it should", "before the last micro-step"),
-        ("fsdp2", "reshard after forward against the launch file", "reshard after forward"),
+        ("fsdp2", "reshard after forward against the launch file", "blocks that reshard"),
         ("fsdp2", "gradients reduced in bf16", "reduction dtype"),
         ("zero2", "stale optimizer", "optimizer's parameters"),
         ("zero2", "wrong stage", "ZeRO stage: asked 2, found 1"),

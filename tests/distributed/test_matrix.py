@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES, Strategy
 from toolkit.verify.cases import TINY
-from toolkit.verify.run import cases_of, controls_of, not_run, verify_launch
+from toolkit.verify.run import MIXTURES, cases_of, controls_of, not_run, verify_launch
 from toolkit.verify.verdict import Launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
@@ -19,7 +19,7 @@ def test_every_case_is_equal_and_every_fault_caught(strategy: Strategy, world_si
         pytest.skip(reason)
     cases = cases_of(
         launch,
-        accumulations=ACCUMULATIONS,
+        accumulations=(*ACCUMULATIONS, MIXTURES),
         grad_accum_steps=(1, 4),
         precisions=("fp32", "bf16"),
         steps=10,

@@ -1,4 +1,4 @@
-"""The main job as a person starts it: carrying on, changing engines, failing."""
+"""The main job as a person starts it: resuming, changing engines, failing."""
 
 import json
 import os
@@ -230,9 +230,9 @@ def test_a_crash_ends_all_ranks_and_names_the_one(folder: Path) -> None:
 def test_a_slip_in_the_launch_file_stops_the_job(folder: Path, tmp_path: Path) -> None:
     """Accelerate itself would ignore the key and run stage 2."""
     shipped = (ROOT / "configs" / "accelerate" / "zero3.yaml").read_text()
-    slip = tmp_path / "slip.yaml"
-    slip.write_text(shipped.replace("zero_stage: 3", "zero_stge: 3"))
-    command = [Path(sys.executable).with_name("accelerate"), "launch", "--config_file", slip]
+    mistyped = tmp_path / "mistyped.yaml"
+    mistyped.write_text(shipped.replace("zero_stage: 3", "zero_stge: 3"))
+    command = [Path(sys.executable).with_name("accelerate"), "launch", "--config_file", mistyped]
     result = subprocess.run(
         [*map(str, command), TRAIN, "--config", str(folder / "run.yaml")],
         env={**os.environ, "HF_HOME": str(tmp_path)},

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -36,7 +37,7 @@ def models() -> Iterator[tuple[str, nn.Module]]:
 
 def main(folder: Path, strategies: list[str]) -> None:
     for strategy in strategies:
-        launched = become(cast(Strategy, strategy))
+        launched = become(cast(Strategy, strategy), timeout=timedelta(seconds=60))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         own_loop.join_launch = lambda joined=(launched, device): nullcontext(joined)
         found = {}

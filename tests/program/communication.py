@@ -96,7 +96,8 @@ def expected_collectives(
         replicas: replica groups of hybrid sharding, else 1.
     """
     nothing = Expected(_exactly(0), _exactly(0), group_size=0)
-    found = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "other"), nothing)
+    kinds = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "other")
+    found = dict.fromkeys(kinds, nothing)
     reductions = 1 if accumulation == "replicated" else grad_accum_steps
     gradients = reductions * sizes.parameter_count * _REDUCED_BYTES
     width = _COMPUTE_BYTES[precision]
@@ -115,8 +116,10 @@ def expected_collectives(
     elif strategy != "single":
         shards = world_size // replicas
         groups = sizes.n_layer + 1
-        found["reduce_scatter"] = Expected(
-            _exactly(reductions * groups), _exactly(gradients), shards
+        # A micro-step's gradient in bf16 is sent as it is, in half the bytes.
+        is_half = precision == "bf16" and accumulation != "replicated"
+        found["all_to_all" if is_half else "reduce_scatter"] = Expected(
+            _exactly(reductions * groups), _exactly(gradients // (1 + is_half)), shards
         )
         found["all_gather"] = _fsdp2_gathers(
             strategy, accumulation, sizes, grad_accum_steps, width, shards
@@ -130,7 +133,7 @@ def expected_collectives(
     if world_size == 1:
         found["all_gather"] = nothing
         if strategy in ("fsdp2", "fsdp2_no_reshard"):
-            found["reduce_scatter"] = nothing
+            found["reduce_scatter"] = found["all_to_all"] = nothing
     return found
 
 

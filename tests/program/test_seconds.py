@@ -101,7 +101,7 @@ def test_a_gather_ahead_starts_when_the_one_before_has_been_used() -> None:
         gather = Collective("all_gather", 1, 4, "shards", blocks=False, ahead=ahead)
         program.communicate(gather)
         program.wait(gather)
-        program.compute((1, 0))
+        program.compute(("matmul", 1, 0))
     found = read_seconds(program, ComputeTimes(2.0, 0.0, 0.0), Rate(1.0))
     assert found == StepTime(step_s=3.0, communication_s=2.0, exposed_s=1.0)
 

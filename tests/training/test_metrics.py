@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def log(path: Path, *, last_step: int, write: range = range(0)) -> None:
-    """Start, or carry on after `last_step`, and write a line for each step."""
+    """Start, or resume after `last_step`, and write a line for each step."""
     metrics = MetricsLog(path, last_step=last_step)
     for step in write:
         metrics.write({"kind": "train", "step": step})

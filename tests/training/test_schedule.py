@@ -60,7 +60,7 @@ def test_a_floor_at_the_peak_is_a_constant() -> None:
 
 
 def test_it_is_a_function_of_the_step_alone() -> None:
-    """Asked out of order and again, it answers the same, so carrying on needs no state of it."""
+    """Asked out of order and again, it answers the same, so resuming needs no state of it."""
     config = optimizer(warmup_steps=3)
     forward = curve(config, steps=12, updates=15)
     backward = [lr_at(step, config, steps=12) for step in reversed(range(15))]

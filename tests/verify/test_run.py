@@ -158,6 +158,8 @@ def test_every_mode_runs_with_both_optimizers_and_one_in_all_variants() -> None:
         "checkpointing",
         "incomplete window",
         "whole vocabulary",
+        "send bf16",
+        "send bf16-fp32sum",
     }
 
 

@@ -8,7 +8,9 @@ import typer
 from toolkit.commands import options
 
 if TYPE_CHECKING:
-    from toolkit.prediction.search import Answer
+    from toolkit.config import RunConfig
+    from toolkit.memory.largest import StepTokens
+    from toolkit.prediction.search import Answer, Cluster
 
 Gpus = Annotated[int | None, typer.Option(help="GPUs of all machines.", min=1, max=1_000_000)]
 GpuName = Annotated[str, typer.Option(help="Which: A100-80, H100-80, as nvidia-smi says.")]
@@ -32,26 +34,21 @@ def plan(
     strategies: Strategies = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Name the fastest configuration that fits, and why."""
+    """Name the fastest configuration that fits, and why.
+
+    Example: toolkit plan --preset gpt2-xl --gpus 64 --gpu H100-80 --between-machines 400Gbit
+    """
     from toolkit.engines.strategies import STRATEGIES
     from toolkit.errors import UsageError
-    from toolkit.memory.hardware import find_gpu
-    from toolkit.memory.largest import StepTokens
     from toolkit.prediction.batch import solve_batch
-    from toolkit.prediction.devices import find_speed
-    from toolkit.prediction.network import parse_rate
     from toolkit.prediction.reason import reason_for
-    from toolkit.prediction.search import Cluster, search
+    from toolkit.prediction.search import search
     from toolkit.verify.options import choices
 
-    run = options.load_run(
-        config, overrides or [], preset=preset, micro_batch_size=micro_batch_size
+    run = _in_half_precision(
+        options.load_run(config, overrides or [], preset=preset, micro_batch_size=micro_batch_size),
+        is_a_file=config is not None,
     )
-    if config is None and "precision" not in run.model_fields_set:
-        typer.echo("precision: bf16, as none was given", err=True)
-        run = run.model_copy(update={"precision": "bf16"})
-    if run.precision == "fp32":
-        raise UsageError("precision fp32: plan knows speeds in bf16 and fp16; set precision=bf16")
     if gpus is None or grad_accum_steps is not None:
         solved = solve_batch(
             tokens_per_step=tokens_per_step,
@@ -63,6 +60,42 @@ def plan(
         gpus, tokens_per_step = solved.world_size, solved.tokens_per_step
         micro_batch_size = solved.micro_batch_size
         typer.echo(solved.describe(), err=True)
+    cluster = _cluster(gpu, gpus, per_machine, between_machines)
+    tokens = _whole_steps(run, tokens_per_step, gpus, micro_batch_size)
+    asked = choices("--strategies", strategies, STRATEGIES) if strategies else STRATEGIES
+    answer = search(run, tokens, cluster, asked)
+    if not answer.rows:
+        raise UsageError(f"none of {', '.join(asked)} runs on {gpus} GPUs")
+    question = {
+        "gpu": cluster.gpu.name,
+        "gpus": gpus,
+        "per_machine": per_machine,
+        "between_machines": between_machines,
+        "tokens_per_step": tokens.wanted,
+        "parameters": run.model.sizes().parameter_count,
+    }
+    reason = reason_for(answer, cluster.gpu)
+    _print_json(question, answer, reason) if as_json else _print_table(answer, reason)
+
+
+def _in_half_precision(run: "RunConfig", *, is_a_file: bool) -> "RunConfig":
+    from toolkit.errors import UsageError
+
+    if not is_a_file and "precision" not in run.model_fields_set:
+        typer.echo("precision: bf16, as none was given", err=True)
+        return run.model_copy(update={"precision": "bf16"})
+    if run.precision == "fp32":
+        raise UsageError("precision fp32: plan knows speeds in bf16 and fp16; set precision=bf16")
+    return run
+
+
+def _cluster(gpu: str, gpus: int, per_machine: int, between_machines: str | None) -> "Cluster":
+    from toolkit.errors import UsageError
+    from toolkit.memory.hardware import find_gpu
+    from toolkit.prediction.devices import find_speed
+    from toolkit.prediction.network import parse_rate
+    from toolkit.prediction.search import Cluster
+
     if gpus > per_machine and between_machines is None:
         raise UsageError(
             f"{gpus} GPUs are {-(-gpus // per_machine)} machines of {per_machine}; give the link "
@@ -71,6 +104,22 @@ def plan(
     if gpus > per_machine and gpus % per_machine:
         raise UsageError(f"{gpus} GPUs do not fill machines of {per_machine}; set --per-machine")
     found = find_gpu(gpu)
+    return Cluster(
+        gpu=found,
+        speed=find_speed(found.name),
+        gpus=gpus,
+        per_machine=per_machine,
+        between=None if between_machines is None else parse_rate(between_machines),
+    )
+
+
+def _whole_steps(
+    run: "RunConfig", tokens_per_step: int | None, gpus: int, micro_batch_size: int | None
+) -> "StepTokens":
+    """Return the tokens of a step, which must be whole micro-steps of all GPUs."""
+    from toolkit.errors import UsageError
+    from toolkit.memory.largest import StepTokens
+
     wanted = tokens_per_step or run.batch.tokens_per_step
     tokens = StepTokens(wanted=wanted, is_fixed=True, only=micro_batch_size)
     if not tokens.micro_batches(seq_len=run.data.seq_len, world_size=gpus):
@@ -80,27 +129,7 @@ def plan(
             f"{wanted:,} tokens per step are no multiple of {wave:,} on {gpus} GPUs; "
             f"the nearest that works is --tokens-per-step {nearest}"
         )
-    cluster = Cluster(
-        gpu=found,
-        speed=find_speed(found.name),
-        gpus=gpus,
-        per_machine=per_machine,
-        between=None if between_machines is None else parse_rate(between_machines),
-    )
-    asked = choices("--strategies", strategies, STRATEGIES) if strategies else STRATEGIES
-    answer = search(run, tokens, cluster, asked)
-    if not answer.rows:
-        raise UsageError(f"none of {', '.join(asked)} runs on {gpus} GPUs")
-    question = {
-        "gpu": found.name,
-        "gpus": gpus,
-        "per_machine": per_machine,
-        "between_machines": between_machines,
-        "tokens_per_step": wanted,
-        "parameters": run.model.sizes().parameter_count,
-    }
-    reason = reason_for(answer, found)
-    _print_json(question, answer, reason) if as_json else _print_table(answer, reason)
+    return tokens
 
 
 def _print_json(question: dict[str, object], answer: "Answer", reason: str) -> None:

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from toolkit.commands.options import AsJson
-from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES
+from toolkit.engines.strategies import ACCUMULATIONS, STRATEGIES, Accumulation
 
 if TYPE_CHECKING:
     from toolkit.model.sizes import ModelSizes
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from toolkit.verify.verdict import Launch, Verdict
 
 NOT_EQUAL = 1
-ALL_STRATEGIES, ALL_MODES = ",".join(STRATEGIES), ",".join(ACCUMULATIONS)
+MODES: tuple[Accumulation | Literal["mixtures"], ...] = (*ACCUMULATIONS, "mixtures")
+ALL_STRATEGIES, ALL_MODES = ",".join(STRATEGIES), ",".join(MODES)
 
 Strategies = Annotated[str, typer.Option(help="Comma-separated.")]
 Accumulations = Annotated[str, typer.Option(help="Comma-separated; impossible pairs are skipped.")]
@@ -64,14 +65,15 @@ def verify(
         choices("--strategies", strategies, STRATEGIES),
         numbers("--world-sizes", world_sizes) if world_sizes else [],
     )
+    sizes = model_sizes(model)
     of_each = partial(
         cases_of,
-        accumulations=choices("--accumulation", accumulation, ACCUMULATIONS),
+        accumulations=choices("--accumulation", accumulation, MODES),
         grad_accum_steps=numbers("--grad-accum", grad_accum),
         precisions=choices("--precision", precision, ("fp32", "bf16")),
         steps=steps,
+        blocks=sizes.n_layer,
     )
-    sizes = model_sizes(model)
     if controls and not any(controls_of(launch) for launch in launches):
         raise UsageError("--controls needs ddp, fsdp2 or zero2 among the strategies, on 2 ranks up")
     found = _run(launches, of_each, sizes, with_controls=controls, timeout_s=timeout)

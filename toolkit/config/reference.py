@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toolkit.config.run import RunConfig
+from toolkit.engines.mixture import Budget, Mixture
 
 _NAMES: dict[Any, str] = {
     bool: "true or false",
@@ -16,6 +17,8 @@ _NAMES: dict[Any, str] = {
     float: "number",
     str: "text",
     NoneType: "null",
+    Budget: "`{hold: 4GiB}`",
+    Mixture: "`{hold: [root, 0, 1], defer: […], keep: […]}`",
 }
 
 

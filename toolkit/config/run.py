@@ -4,6 +4,7 @@ import re
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from toolkit.config.accumulation import AccumulationKey
 from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
@@ -13,7 +14,10 @@ from toolkit.config.sections import (
     Section,
     TrainingConfig,
 )
+from toolkit.engines.mixture import Budget, Mixture, check_units
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Accumulation, Precision
+from toolkit.errors import UsageError
 
 _FOLDER_NAME = re.compile(r"(?![.~$ -])[^/\\]{1,100}(?<! )")
 
@@ -29,8 +33,14 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     batch: BatchConfig = BatchConfig()
-    accumulation: Accumulation = "replicated"
-    """When gradients are communicated. `replicated` is the default since every strategy has it."""
+    accumulation: AccumulationKey = "replicated"
+    """When gradients are communicated: for all units alike, or under FSDP2 unit by unit, the blocks
+    by number and `root` for the rest, or as many units as a size holds beyond `sharded`.
+    `replicated` is the default since every strategy has it."""
+    reduce: Reduce | None = None
+    """What gradients are sent as when they are reduced: `bf16` halves the bytes and rounds every
+    partial sum, `bf16-fp32sum` adds up in fp32; null takes the latter where it loses nothing, which
+    is FSDP2 in bf16 where each micro-step is reduced, and fp32 elsewhere."""
     precision: Precision = "fp32"
     """Compute in fp32, bf16 or fp16; the optimizer's weights are fp32 in any case."""
     seed: int = Field(default=1337, ge=0, lt=2**32)
@@ -56,6 +66,19 @@ class RunConfig(Section):
             )
         return data
 
+    @field_validator("accumulation")
+    @classmethod
+    def _units_are_the_models(
+        cls, accumulation: AccumulationKey, info: ValidationInfo
+    ) -> AccumulationKey:
+        model: ModelConfig | None = info.data.get("model")
+        if model is not None:
+            try:
+                check_units(accumulation, model.n_layer)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        return accumulation
+
     @field_validator("run_name")
     @classmethod
     def _run_name_is_plain(cls, name: str) -> str:
@@ -66,6 +89,12 @@ class RunConfig(Section):
                 f"{name[:120]!r}"
             )
         return name
+
+    @property
+    def settled_accumulation(self) -> Accumulation | Mixture:
+        """The accumulation, once a budget has been spent (`toolkit.program.settings`)."""
+        assert not isinstance(self.accumulation, Budget)
+        return self.accumulation
 
     def notes(self) -> list[str]:
         """Return a sentence for each value that another one leaves without its effect."""

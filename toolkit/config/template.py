@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from toolkit.config.load import dotted_values
 from toolkit.config.reference import Key, reference, sections
 from toolkit.config.run import RunConfig
 from toolkit.config.strict_yaml import dump_yaml
@@ -19,7 +18,7 @@ def commented(config: RunConfig) -> str:
     The name of the run is not among them, so that it is the file's; of a preset and the shape that
     it stands for, only the one that was given is.
     """
-    values = dotted_values(config.model_dump(mode="json"))
+    values = config.model_dump(mode="json")
     silent = {"run_name", *(_SHAPE if config.model.preset else ("model.preset",))}
     keys = [key for key in reference() if key.name not in silent]
     lines = [line for key in keys if "." not in key.name for line in _entry(key, values)]
@@ -31,9 +30,10 @@ def commented(config: RunConfig) -> str:
 
 
 def _entry(key: Key, values: dict[str, Any]) -> Iterator[str]:
-    name = key.name.rpartition(".")[2]
+    section, _, name = key.name.rpartition(".")
     yield from _comment(f"{key.meaning} ({key.type})")
-    yield from dump_yaml({name: values[key.name]}).splitlines()
+    of_section = values[section] if section else values
+    yield from dump_yaml({name: of_section[name]}).splitlines()
 
 
 def _comment(text: str) -> list[str]:

@@ -12,15 +12,18 @@ from toolkit.engines.attributes import check_attributes
 READ_IN = "1.16.0"
 
 
-def forget_engine() -> None:
+def forget_engine(*, with_processes: bool = False) -> None:
     """Let this process build another engine: Accelerate keeps the first one's settings for good.
+
+    Args:
+        with_processes: forget also how the processes found each other.
 
     Raises:
         UsageError: this version of Accelerate keeps them in another way.
     """
-    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    for state in (AcceleratorState, GradientState):
+    for state in (AcceleratorState, GradientState, *([PartialState] if with_processes else [])):
         check_attributes("accelerate", READ_IN, state, ("_reset_state",))
         state._reset_state()
 

@@ -12,12 +12,13 @@ from toolkit.engines.accelerate_internals import admit_sharding, plain_optimizer
 from toolkit.engines.blocks import blocks_of, sizes_of
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
+from toolkit.engines.mixture import Mixture, check_possible, check_units
+from toolkit.engines.reduction import Reduce, check_reduce
 from toolkit.engines.strategies import (
     FSDP2_STRATEGIES,
     Accumulation,
     Precision,
     Strategy,
-    check_accumulation,
     check_precision,
 )
 from toolkit.engines.ties import check_ties, tie_again, tied_names
@@ -36,9 +37,10 @@ def build_engine(
     *,
     launched: Launched,
     plan: BatchPlan,
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     precision: Precision,
     grad_clip: float,
+    reduce: Reduce | None = None,
     trackers: list[str] | None = None,
     project_dir: str | None = None,
     block_classes: Sequence[type[nn.Module]] = (),
@@ -49,6 +51,7 @@ def build_engine(
     Args:
         model: any module; called with a micro-batch's tensors, it returns a sum of losses.
         optimizer: built on this model.
+        reduce: what gradients are sent as; None: in half the bytes where nothing is lost.
         block_classes: the classes whose modules are sharded one by one and gathered one at a time;
             without any, those that `blocks_of` finds.
         compile_blocks: whether to compile them, which no engine's hooks are inside of.
@@ -60,14 +63,16 @@ def build_engine(
 
     blocks = blocks_of(model, block_classes)
     _check_model(model, blocks, launched.strategy)
-    check_accumulation(launched.strategy, accumulation)
+    check_possible(launched.strategy, accumulation)
+    check_units(accumulation, len(blocks))
+    check_reduce(launched.strategy, precision, reduce)
     _check_precision(launched, precision)
     _check_trackers(trackers or [])
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         log_with=trackers or None,
         project_dir=project_dir,
-        **_plugins(launched, plan, model, blocks, accumulation, precision, grad_clip),
+        **_plugins(launched, plan, model, blocks, accumulation, precision, reduce, grad_clip),
     )
     to_compile = blocks if compile_blocks else []
     wrapped, wrapped_optimizer = _wrap(accelerator, model, optimizer, to_compile)
@@ -79,7 +84,14 @@ def build_engine(
         launched=launched,
         accumulation=accumulation,
         grad_clip=grad_clip,
+        precision=precision,
+        reduce=reduce,
     )
+
+
+def sum_dtype(reduce: Reduce | None) -> torch.dtype:
+    """Return the dtype that gradients are added up in over ranks."""
+    return torch.bfloat16 if reduce == "bf16" else torch.float32
 
 
 def _wrap(
@@ -163,8 +175,9 @@ def _plugins(
     plan: BatchPlan,
     model: nn.Module,
     blocks: Sequence[nn.Module],
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     precision: Precision,
+    reduce: Reduce | None,
     grad_clip: float,
 ) -> dict[str, Any]:
     """Return the arguments of `Accelerator` that make it the launched engine."""
@@ -194,10 +207,12 @@ def _plugins(
         return {"kwargs_handlers": [ddp]}
     if launched.strategy == "single":
         return {}
-    return _fsdp2_plugins(launched, {type(block).__name__ for block in blocks}, precision)
+    return _fsdp2_plugins(launched, {type(block).__name__ for block in blocks}, precision, reduce)
 
 
-def _fsdp2_plugins(launched: Launched, blocks: set[str], precision: Precision) -> dict[str, Any]:
+def _fsdp2_plugins(
+    launched: Launched, blocks: set[str], precision: Precision, reduce: Reduce | None
+) -> dict[str, Any]:
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -208,9 +223,9 @@ def _fsdp2_plugins(launched: Launched, blocks: set[str], precision: Precision) -
         reshard_after_forward=launched.strategy != "fsdp2_no_reshard",
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted(blocks),
-        # Gradients are reduced, and so also accumulated, in fp32; Accelerate's default is bf16.
+        # Whole gradients are held in what they are reduced in; Accelerate's default is bf16.
         mixed_precision_policy=MixedPrecisionPolicy(
-            param_dtype=TORCH_DTYPES[precision], reduce_dtype=torch.float32
+            param_dtype=TORCH_DTYPES[precision], reduce_dtype=sum_dtype(reduce)
         ),
         cpu_ram_efficient_loading=False,
     )

@@ -18,7 +18,7 @@ from toolkit.engines.traffic import Kind, Traffic
 
 _RESULT = -1
 # Operator to kind, and the position of the argument that is the whole tensor, or a list of parts.
-_OPERATORS: dict[str, tuple[Kind, int]] = {
+OPERATORS: dict[str, tuple[Kind, int]] = {
     "c10d::allreduce_": ("all_reduce", 0),
     "c10d::allreduce_coalesced_": ("all_reduce", 0),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
@@ -29,8 +29,8 @@ _OPERATORS: dict[str, tuple[Kind, int]] = {
     "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
     "c10d::reduce_": ("other", 0),
     "c10d::broadcast_": ("other", 0),
-    "c10d::alltoall_": ("other", 0),
-    "c10d::alltoall_base_": ("other", 0),
+    "c10d::alltoall_": ("all_to_all", 1),
+    "c10d::alltoall_base_": ("all_to_all", 1),
     "c10d::gather_": ("other", 0),
     "c10d::scatter_": ("other", 0),
     "_c10d_functional::all_reduce": ("all_reduce", 0),
@@ -49,6 +49,30 @@ class Collective:
     itemsize: int
     ranks: tuple[int, ...]
     at_boundary: bool
+    dtype: torch.dtype | None = None
+
+
+def read_collective(
+    operator: Any, arguments: Sequence[Any], result: Any, at_boundary: bool
+) -> Collective:
+    """Return what one call of an operator among `OPERATORS` moved.
+
+    Args:
+        operator: the overload that was called.
+        arguments: its positional ones.
+        result: what it returned.
+        at_boundary: kept as it is.
+    """
+    kind, whole = OPERATORS[operator.name().partition(".")[0]]
+    payload = list(_tensors(result if whole == _RESULT else arguments[whole]))
+    return Collective(
+        kind,
+        elements=sum(tensor.numel() for tensor in payload),
+        itemsize=payload[0].element_size(),
+        ranks=tuple(dist.get_process_group_ranks(process_group_of(arguments))),
+        at_boundary=at_boundary,
+        dtype=payload[0].dtype,
+    )
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -72,18 +96,8 @@ class CollectiveCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if known := _OPERATORS.get(func.name().partition(".")[0]):
-            kind, whole = known
-            payload = list(_tensors(result if whole == _RESULT else args[whole]))
-            self.seen.append(
-                Collective(
-                    kind,
-                    elements=sum(tensor.numel() for tensor in payload),
-                    itemsize=payload[0].element_size(),
-                    ranks=tuple(dist.get_process_group_ranks(process_group_of(args))),
-                    at_boundary=self.at_boundary(),
-                )
-            )
+        if func.name().partition(".")[0] in OPERATORS:
+            self.seen.append(read_collective(func, args, result, self.at_boundary()))
         return result
 
     def traffic(self, kind: Kind, *, above: int = 0) -> Traffic:

@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from toolkit.batching import BatchPlan
+from toolkit.engines.mixture import Mixture
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 
 STAGES: dict[Strategy, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -35,7 +36,7 @@ class Sizes(Protocol):
 
 def build_deepspeed_config(
     strategy: Strategy,
-    accumulation: Accumulation,
+    accumulation: Accumulation | Mixture,
     *,
     plan: BatchPlan,
     sizes: Sizes,
@@ -67,11 +68,11 @@ def build_deepspeed_config(
 def bucket_elements(sizes: Sizes) -> int:
     """Return the elements that are reduced at one time; DeepSpeed insists on an even number."""
     bucket = min(sizes.parameter_count // BUCKETS_PER_MODEL, LARGEST_BUCKET)
-    return bucket - bucket % 2
+    return max(2, bucket - bucket % 2)
 
 
 def is_reduced_in_place(
-    strategy: Strategy, accumulation: Accumulation, precision: Precision
+    strategy: Strategy, accumulation: Accumulation | Mixture, precision: Precision
 ) -> bool:
     """Whether stage 2 reduces gradients where they are, without copying them to its bucket.
 

@@ -14,12 +14,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from toolkit.engines.build import TORCH_DTYPES
+from toolkit.engines.build import TORCH_DTYPES, sum_dtype
 from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.engine import Engine
+from toolkit.engines.exchange import Bf16Exchange
+from toolkit.engines.mixture import stays_gathered
 from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision
-from toolkit.engines.torch_internals import mixed_precision, reshards_after_forward
-from toolkit.engines.traffic import Reductions
+from toolkit.engines.torch_internals import mixed_precision, reduces_by, reshards_after_forward
+from toolkit.engines.traffic import REDUCING, Reductions
 from toolkit.errors import UsageError
 
 
@@ -119,20 +121,31 @@ def _dtypes(engine: Engine) -> set[torch.dtype]:
 
 
 def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
-    from toolkit.engines.fsdp2 import Fsdp2Engine
+    from toolkit.engines.fsdp2 import Fsdp2Engine, units_of
 
-    blocks = cast(Fsdp2Engine, engine).blocks
+    fsdp2, strategy = cast(Fsdp2Engine, engine), engine.launched.strategy
+    blocks = fsdp2.blocks
     wrapped = [block for block in blocks if isinstance(block, FSDPModule)]
     policy = mixed_precision(engine.model)
     shards = engine.world_size // engine.launched.replicas
     sizes = [_shard_excess(parameter, shards) for _, parameter in engine.module.named_parameters()]
-    reshard = {reshards_after_forward(block) for block in wrapped}
+    reshards = {number for number, block in enumerate(wrapped) if reshards_after_forward(block)}
+    exchanging = {
+        fsdp2.name_of(unit) for unit in units_of(engine.module) if reduces_by(unit, Bf16Exchange)
+    }
+    asked_to = {
+        number
+        for number in range(len(blocks))
+        if strategy != "fsdp2_no_reshard"
+        and not stays_gathered(strategy, engine.accumulation, number)
+    }
     return [
         Fact("sharded blocks", len(blocks), len(wrapped)),
         Fact("parameters sharded beyond their share", 0, sum(excess != 0 for excess in sizes)),
-        Fact("reshard after forward", {engine.launched.strategy != "fsdp2_no_reshard"}, reshard),
+        Fact("blocks that reshard after forward", asked_to, reshards),
         Fact("compute dtype", TORCH_DTYPES[precision], policy.param_dtype or torch.float32),
-        Fact("reduction dtype", torch.float32, policy.reduce_dtype or torch.float32),
+        Fact("reduction dtype", sum_dtype(engine.reduce), policy.reduce_dtype or torch.float32),
+        Fact("units that send bf16 and sum in fp32", fsdp2.exchanging, exchanging),
     ]
 
 
@@ -227,10 +240,16 @@ def _reduction_facts(engine: Engine, counter: CollectiveCounter, asked: Reductio
     # A loss or a vector of norms is no gradient.
     above = len(list(engine.module.named_parameters()))
     found: dict[bool, set[str]] = {False: set(), True: set()}
+    earlier_bytes = 0
     for call in counter.seen:
-        if call.kind in ("all_reduce", "reduce_scatter") and call.elements > above:
+        if call.kind in REDUCING and call.elements > above:
             found[call.at_boundary].add(call.kind)
-    return [
+            earlier_bytes += 0 if call.at_boundary else call.elements * call.itemsize
+    facts = [
         Fact("gradient reductions before the last micro-step", set(asked.earlier), found[False]),
         Fact("gradient reductions at the last micro-step", set(asked.at_boundary), found[True]),
     ]
+    if asked.earlier_bytes is not None:
+        name = "bytes reduced before the last micro-step"
+        facts.append(Fact(name, asked.earlier_bytes, earlier_bytes))
+    return facts

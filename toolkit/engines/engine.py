@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from toolkit.engines.launched import Launched
+from toolkit.engines.mixture import Mixture
 from toolkit.engines.norm import global_norm
 from toolkit.engines.ranks import Ranks
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.state import EngineState
-from toolkit.engines.strategies import Accumulation
+from toolkit.engines.strategies import Accumulation, Precision
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -51,8 +53,10 @@ class Engine:
         model: Any,
         optimizer: Any,
         launched: Launched,
-        accumulation: Accumulation,
+        accumulation: Accumulation | Mixture,
         grad_clip: float,
+        precision: Precision = "fp32",
+        reduce: Reduce | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.module = module
@@ -61,6 +65,8 @@ class Engine:
         self.launched = launched
         self.accumulation = accumulation
         self.grad_clip = grad_clip
+        self.precision = precision
+        self.reduce = reduce
         self.device: torch.device = accelerator.device
         self.ranks = Ranks(launched.world_size, self.device)
         self.state = self.state_class(module, optimizer, launched, accelerator.scaler)

@@ -15,6 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from toolkit.engines import torch_internals as internals
 from toolkit.engines.engine import Engine
+from toolkit.engines.exchange import Bf16Exchange
+from toolkit.engines.mixture import ROOT, Unit, mode_of, stays_gathered
+from toolkit.engines.reduction import reduction_of
 from toolkit.engines.state import EngineState, Kind
 
 
@@ -105,31 +108,47 @@ class Fsdp2Engine(Engine):
         super().__init__(**arguments)
         self.blocks = blocks
         self._units = units_of(self.module)
+        self._names = {id(block): number for number, block in enumerate(blocks)}
+        for unit in self._units:
+            if self._stays_gathered(unit):
+                unit.set_reshard_after_forward(False, recurse=False)
+            if self.name_of(unit) in self.exchanging:
+                unit.set_custom_reduce_scatter(Bf16Exchange(internals.padded_elements(unit)))
+
+    def name_of(self, unit: FSDPModule) -> Unit:
+        """Return a block's number; whatever is sharded outside the blocks is the root."""
+        return self._names.get(id(unit), ROOT)
+
+    @property
+    def exchanging(self) -> set[Unit]:
+        """The units that send gradients in bf16 and sum them in fp32; one rank sends nothing."""
+        if self.launched.world_size == self.launched.replicas:
+            return set()
+        strategy = self.launched.strategy
+        return {
+            name
+            for name in map(self.name_of, self._units)
+            if reduction_of(strategy, self.precision, self.reduce, mode_of(self.accumulation, name))
+            == "bf16-fp32sum"
+        }
 
     @contextmanager
     def _before_last_micro_step(self) -> Iterator[None]:
-        sync, reduce = {
-            "replicated": (False, False),
-            "sharded": (True, True),
-            "deferred": (True, False),
-        }[self.accumulation]
-        self._set(sync=sync, reduce=reduce, reshard=not self._stays_gathered)
+        for unit in self._units:
+            mode = mode_of(self.accumulation, self.name_of(unit))
+            # Recursing, a call would set every unit below as well, and visit every module.
+            unit.set_requires_gradient_sync(mode != "replicated", recurse=False)
+            unit.set_requires_all_reduce(mode == "sharded", recurse=False)
+            unit.set_reshard_after_backward(not self._stays_gathered(unit), recurse=False)
         try:
             yield
         finally:
-            self._set(sync=True, reduce=True, reshard=True)
+            for unit in self._units:
+                unit.set_requires_gradient_sync(True, recurse=False)
+                unit.set_reshard_after_backward(True, recurse=False)
 
-    @property
-    def _stays_gathered(self) -> bool:
-        """Whether parameters are gathered once per window: whole gradients are held anyway."""
-        return (self.launched.strategy, self.accumulation) == ("fsdp2_no_reshard", "replicated")
-
-    def _set(self, *, sync: bool, reduce: bool, reshard: bool) -> None:
-        # Recursing, each call would visit every module of the model.
-        for unit in self._units:
-            unit.set_requires_gradient_sync(sync, recurse=False)
-            unit.set_requires_all_reduce(reduce, recurse=False)
-            unit.set_reshard_after_backward(reshard, recurse=False)
+    def _stays_gathered(self, unit: FSDPModule) -> bool:
+        return stays_gathered(self.launched.strategy, self.accumulation, self.name_of(unit))
 
     def _local_gradients(self) -> list[torch.Tensor]:
         """Return the slices: operators on DTensors cost some 0.1 ms of Python each."""

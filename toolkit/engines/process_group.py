@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -67,6 +68,13 @@ def start_process_group(launched: Launched, *, timeout: timedelta) -> torch.devi
     _check_world(launched)
     _check_reduction(state.device)
     return state.device
+
+
+def leave_process_group() -> None:
+    """Part from the other processes, if there are any, once all work with them is done."""
+    # Left to the interpreter's end, gloo's threads now and then abort the process.
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def lift_time_limits() -> None:
@@ -130,6 +138,8 @@ def _quieten_engines() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 
 def build_extensions_here(*, announce: bool) -> None:

@@ -5,7 +5,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.futures import Future
 
 from toolkit.engines.engine import Engine
 from toolkit.engines.state import EngineState, Kind
@@ -48,6 +51,11 @@ class ReplicatedState(EngineState):
         return found.detach().view(-1)
 
 
+def reduce_in_bf16(group: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """All-reduce a bucket in bf16: PyTorch's hook, which DDP refuses on a CPU by its name."""
+    return bf16_compress_hook(group, bucket)
+
+
 class ReplicatedEngine(Engine):
     """One process, or DDP: `no_sync` keeps gradients local where the mode is `replicated`."""
 
@@ -58,8 +66,17 @@ class ReplicatedEngine(Engine):
         # Under DDP gradients are views of its buckets; a new set beside the buckets would be
         # allocated by the first micro-step that does not communicate.
         self.set_to_none = self.launched.strategy != "ddp"
+        if self.reduce == "bf16":
+            self.model.register_comm_hook(None, reduce_in_bf16)
 
     def _before_last_micro_step(self) -> AbstractContextManager[None]:
         if self.accumulation == "replicated" and self.launched.strategy == "ddp":
             return self.model.no_sync()
         return super()._before_last_micro_step()
+
+    def without_averaging(self) -> AbstractContextManager[None]:
+        """Return a context of steps in which each rank updates by its own gradient alone.
+
+        The fault that `toolkit watch` shows: nothing fails, and the copies drift apart.
+        """
+        return self.model.no_sync()

@@ -47,6 +47,11 @@ class EngineState(ABC):
     def held_gradients(self) -> Iterator[torch.Tensor]:
         """Yield what this rank keeps of the gradients between two micro-steps, wherever it is."""
 
+    def held_gradient_bytes(self) -> int:
+        """Return the bytes of `held_gradients`: whole storages, each counted once."""
+        storages = [gradient.untyped_storage() for gradient in self.held_gradients()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     @abstractmethod
     def full_parameter(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return the whole fp32 master value of a parameter; a collective."""

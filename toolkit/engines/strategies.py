@@ -20,6 +20,13 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
 
+ALONE: Strategy = "single"
+"""One process without a group."""
+
+COPIES: Strategy = "ddp"
+"""Its ranks hold whole copies that nothing but the mean of their gradients keeps equal. Processes
+launched with it can become any other engine's (`toolkit.engines.become`)."""
+
 TRACEABLE: tuple[Strategy, ...] = ("single", *FSDP2_STRATEGIES)
 """Their step runs on tensors without data, which DDP's reducer and DeepSpeed refuse."""
 
@@ -212,3 +219,12 @@ def check_installed(strategy: Strategy) -> None:
     """
     if missing := missing_engine(strategy):
         raise UsageError(missing)
+
+
+def impossible_on(strategy: Strategy, world_size: int) -> str | None:
+    """Return why a strategy cannot run on so many processes of one machine here, or None."""
+    if strategy == ALONE and world_size > 1:
+        return "it is one process"
+    if strategy == "hsdp" and not has_hybrid_groups(world_size):
+        return f"{world_size} processes form no {REPLICAS} equal groups of at least two"
+    return missing_engine(strategy)

@@ -14,16 +14,28 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.engines.attributes import check_attributes
 
-__all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode"]
+__all__ = ["FakeTensor", "FakeTensorMode", "ReduceScatter", "TorchDispatchMode"]
 
 READ_IN = "2.13.0"
 STATE = ("_fsdp_param_group", "_mp_policy")
-GROUP = ("_partial_reduce_output", "fsdp_params", "post_forward_mesh_info")
-PARAMETER = ("unsharded_accumulated_grad", "_unsharded_param", "sharded_param")
+GROUP = (
+    "_partial_reduce_output",
+    "_reduce_scatter_comm",
+    "fsdp_params",
+    "mesh_info",
+    "post_forward_mesh_info",
+)
+PARAMETER = (
+    "unsharded_accumulated_grad",
+    "_unsharded_param",
+    "sharded_param",
+    "padded_sharded_param_size",
+)
 SCALER_STATE = "_growth_tracker"
 """The key in `GradScaler.state_dict()` that counts the updates since the scale last changed."""
 
@@ -75,6 +87,20 @@ def mixed_precision(unit: FSDPModule) -> MixedPrecisionPolicy:
 def reshards_after_forward(unit: FSDPModule) -> bool:
     """Whether a module's parameters are freed between forward and backward."""
     return all(group.post_forward_mesh_info is not None for group in _groups(unit))
+
+
+def padded_elements(unit: FSDPModule) -> int:
+    """Return the elements of what a unit scatters: its slices, padded, of all ranks together."""
+    return sum(
+        part.padded_sharded_param_size.numel() * group.mesh_info.shard_mesh_size
+        for group in _groups(unit)
+        for part in group.fsdp_params
+    )
+
+
+def reduces_by(unit: FSDPModule, kind: type[ReduceScatter]) -> bool:
+    """Whether a unit scatters its gradients by this class."""
+    return any(isinstance(group._reduce_scatter_comm, kind) for group in _groups(unit))
 
 
 def held_gradients(unit: FSDPModule) -> Iterator[torch.Tensor]:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-EngineKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
+EngineKind = Literal["all_reduce", "reduce_scatter", "all_to_all", "all_gather"]
 """What the engines use."""
+REDUCING: tuple[EngineKind, ...] = ("all_reduce", "reduce_scatter", "all_to_all")
+"""What gradients are reduced by."""
 Kind = Literal[EngineKind, "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -24,7 +26,14 @@ class Traffic:
 
 
 class Reductions(NamedTuple):
-    """Kinds of collective that reduce gradients before the window's last micro-step, and in it."""
+    """What reduces gradients before the window's last micro-step, and in it.
+
+    Attributes:
+        earlier, at_boundary: kinds of collective.
+        earlier_bytes: their payload before the last micro-step; None where it is not known, as of a
+            model that no program describes.
+    """
 
     earlier: frozenset[Kind]
     at_boundary: frozenset[Kind]
+    earlier_bytes: int | None

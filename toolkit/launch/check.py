@@ -11,7 +11,8 @@ from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.config.strict_yaml import load_yaml_mapping
 from toolkit.engines.launched import Launched
-from toolkit.engines.strategies import check_accumulation
+from toolkit.engines.mixture import check_possible
+from toolkit.engines.reduction import check_reduce
 from toolkit.errors import UsageError
 from toolkit.launch.file import LaunchFile, load_launch_file, strategy_of
 
@@ -53,7 +54,8 @@ def check_pair(
     ranks = launch.num_processes if world_size is None else world_size
     plan = None
     try:
-        check_accumulation(strategy, config.accumulation)
+        check_possible(strategy, config.accumulation)
+        check_reduce(strategy, config.precision, config.reduce)
     except UsageError as error:
         problems.append(str(error))
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from toolkit.config import RunConfig
+from toolkit.engines.mixture import Budget, Mixture
 from toolkit.engines.strategies import (
     STRATEGIES,
     TRACEABLE,
@@ -39,7 +40,7 @@ class Question:
     config: RunConfig
     tokens: StepTokens
     strategies: Sequence[Strategy] | None
-    accumulation: Accumulation | None
+    accumulation: Accumulation | Mixture | Budget | None
     ranks: Ranks
     device: Device
     gpu: str | None

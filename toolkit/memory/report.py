@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.config.sections import MAX_MICRO_BATCH
+from toolkit.engines.mixture import to_config
 from toolkit.memory.hardware import Gpu, in_gib, with_unit
 from toolkit.program.events import PARTS, Moment, Part
 from toolkit.program.settings import StepSettings
@@ -40,7 +41,7 @@ class Row:
         settings = self.settings
         answer: dict[str, Any] = {
             "strategy": settings.strategy,
-            "accumulation": settings.accumulation,
+            "accumulation": to_config(settings.accumulation),
             "world_size": settings.world_size,
             "replica_groups": settings.replicas,
             "group_size": settings.shards,
@@ -114,7 +115,13 @@ def print_table(rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
         for part in PARTS:
             bar.append(_LETTERS[part] * round(28 * row.parts[part] / highest), colours[part])
         settings = row.settings
-        cells: list[Any] = [_name(settings), settings.accumulation, row.gib, row.moment or "", bar]
+        cells: list[Any] = [
+            _name(settings),
+            str(settings.accumulation),
+            row.gib,
+            row.moment or "",
+            bar,
+        ]
         cells += [_fits(row.peak, gpus)] if gpus else []
         table.add_row(*cells, *([] if row.largest is None else [_at_least(row.largest)]))
     console = Console(width=None if Console().is_terminal else 110, highlight=False)

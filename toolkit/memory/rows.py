@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from toolkit.config import RunConfig
+from toolkit.engines.mixture import Budget, Mixture, check_possible
 from toolkit.engines.strategies import (
     STRATEGIES,
     SUPPORT,
     Accumulation,
     Strategy,
-    supported_pairs,
+    possible_accumulations,
 )
 from toolkit.errors import UsageError
 from toolkit.launch.ranks import Ranks
@@ -31,7 +32,7 @@ def build_rows(
     ranks: Ranks,
     *,
     asked: Sequence[Strategy],
-    accumulation: Accumulation | None,
+    accumulation: Accumulation | Mixture | Budget | None,
     device: Device,
 ) -> Rows:
     """Return the settings of every strategy asked for in every mode, or in the one that was asked.
@@ -51,9 +52,7 @@ def build_rows(
         except UsageError as error:
             rows.skipped.append(f"{strategy}: {error}")
             continue
-        modes = _modes(strategy, accumulation)
-        if accumulation is not None and not modes:
-            rows.skipped.append(f"{strategy}: {SUPPORT[strategy][accumulation].note}")
+        modes = _modes(strategy, accumulation, rows.skipped)
         world_size = ranks.of(strategy)
         whole = whole_micro_steps(config, tokens, world_size)
         rows.settings.extend(
@@ -73,9 +72,18 @@ def build_rows(
     return rows
 
 
-def _modes(strategy: Strategy, accumulation: Accumulation | None) -> list[Accumulation]:
-    pairs = supported_pairs()
-    return [mode for name, mode in pairs if name == strategy and accumulation in (None, mode)]
+def _modes(
+    strategy: Strategy, asked: Accumulation | Mixture | Budget | None, skipped: list[str]
+) -> Sequence[Accumulation | Mixture | Budget]:
+    if asked is None:
+        return possible_accumulations(strategy)
+    try:
+        check_possible(strategy, asked)
+    except UsageError as error:
+        reason = SUPPORT[strategy][asked].note if isinstance(asked, str) else error
+        skipped.append(f"{strategy}: {reason}")
+        return []
+    return [asked]
 
 
 def whole_micro_steps(config: RunConfig, tokens: StepTokens, world_size: int) -> RunConfig:

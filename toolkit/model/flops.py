@@ -32,8 +32,8 @@ def flops_per_token(sizes: ModelSizes, *, seq_len: int) -> int:
 
     Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", appendix B: N
     parameters, L layers, H heads of dimension Q, sequences of T tokens; what activation
-    checkpointing computes again does not count. The position table, which multiplies nothing, is
-    left out of N; the tied token table counts once, as the head.
+    checkpointing computes again does not count. The position table, which multiplies nothing, does
+    not count in N; the tied token table counts once, as the head.
     """
     parameters = sizes.parameter_count - sizes.block_size * sizes.n_embd
     return 6 * parameters + 12 * sizes.n_layer * sizes.n_embd * seq_len

@@ -1,28 +1,50 @@
-"""What is known of a GPU's speed, from `devices.csv`, which names its sources.
+"""What is known of a GPU's speed: data sheets in `devices.csv`, what training reaches in `use.csv`.
 
-`low_use`, `median_use` and `high_use` are the 10th, 50th and 90th percentile of the share of the
-peak that published training runs reached, recomputation counted as work: 78 rows on A100-40 and 52
-on H100-80 of llm-foundry's benchmarks (bf16, FSDP, 124 million to 65 billion parameters). Those
-runs communicated too, so their share is a lower bound of what computation alone reaches.
+`use.csv` is written by `make plan-errors`: shares of a GPU's peaks that were fitted to published
+steps, and how far predictions of a size of model were off whose rows had no part in the fit.
 """
 
 import csv
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
 from toolkit.errors import UsageError
+from toolkit.prediction.costs import Costs
 
 CALIBRATED_PARAMETERS = range(124_131_840, 64_862_437_377)
 """Sizes of the models that the shares were measured with."""
 
 
+class Shares(NamedTuple):
+    """What training reaches of a GPU's peaks.
+
+    Attributes:
+        matmul, attention: of the peak of operations; attention's count the whole square of
+            positions, of which a causal kernel computes half.
+        memory: of the bandwidth.
+        link: bytes of collectives per second of computation that they take, of the link's rate.
+        launch_s: seconds of a module beside its operations and bytes.
+    """
+
+    matmul: float
+    attention: float
+    memory: float
+    link: float
+    launch_s: float
+
+
 @dataclass(frozen=True)
 class Use:
-    """Share of the peak that training reaches: 10th percentile, median, 90th percentile."""
+    """Shares, and the ratios of measured to predicted steps within which 8 in 10 of them lie."""
 
-    low: float
-    median: float
-    high: float
+    slow: Shares
+    middle: Shares
+    fast: Shares
+    least: float = 1.0
+    most: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,14 +53,36 @@ class DeviceSpeed:
 
     Attributes:
         peak_flops: dense bf16 operations per second.
+        memory_bytes_per_s: bandwidth of its memory.
         link_bytes_per_s: bus bandwidth of a ring of the GPUs of one machine, measured.
-        use: share of the peak that was measured on this GPU; None where nothing was.
+        use: what was measured on this GPU; None where nothing was.
     """
 
     name: str
     peak_flops: float
+    memory_bytes_per_s: float
     link_bytes_per_s: float
     use: Use | None
+
+    def costs(self, shares: Shares) -> Costs:
+        """Return the seconds of a unit of work."""
+        return Costs(
+            matmul_s=1 / (shares.matmul * self.peak_flops),
+            attention_s=1 / (shares.attention * self.peak_flops),
+            moved_s=1 / (shares.memory * self.memory_bytes_per_s),
+            launch_s=shares.launch_s,
+            collective_s=1 / (shares.link * self.link_bytes_per_s),
+        )
+
+    def shares(self, costs: Costs) -> Shares:
+        """Return the shares of the peaks that costs, all positive but the launches', stand for."""
+        return Shares(
+            matmul=1 / (costs.matmul_s * self.peak_flops),
+            attention=1 / (costs.attention_s * self.peak_flops),
+            memory=1 / (costs.moved_s * self.memory_bytes_per_s),
+            link=1 / (costs.collective_s * self.link_bytes_per_s),
+            launch_s=costs.launch_s,
+        )
 
 
 def find_speed(gpu: str) -> DeviceSpeed:
@@ -47,31 +91,46 @@ def find_speed(gpu: str) -> DeviceSpeed:
     Raises:
         UsageError: nothing is known of its speed.
     """
-    speeds = _load()
-    if gpu not in speeds:
+    rows = _read("devices.csv")
+    if gpu not in rows:
         raise UsageError(
             f"--gpu {gpu}: its speed is not known, only its memory (toolkit estimate --gpu "
-            f"'{gpu}'); plan knows {', '.join(speeds)}"
+            f"'{gpu}'); plan knows {', '.join(rows)}"
         )
-    return speeds[gpu]
+    row = rows[gpu]
+    return DeviceSpeed(
+        name=gpu,
+        peak_flops=1e12 * float(row["peak_tflops"]),
+        memory_bytes_per_s=1e9 * float(row["memory_gbs"]),
+        link_bytes_per_s=1e9 * float(row["busbw_gbs"]),
+        use=_measured_use().get(gpu),
+    )
 
 
 def widest_use() -> Use:
     """Return the span over all GPUs that were measured, for one that was not."""
-    known = [speed.use for speed in _load().values() if speed.use]
-    low, high = min(use.low for use in known), max(use.high for use in known)
-    return Use(low, (low + high) / 2, high)
-
-
-def _load() -> dict[str, DeviceSpeed]:
-    with Path(__file__).with_name("devices.csv").open() as file:
-        return {row["gpu"]: _speed(row) for row in csv.DictReader(file)}
-
-
-def _speed(row: dict[str, str]) -> DeviceSpeed:
-    use = None
-    if row["median_use"]:
-        use = Use(float(row["low_use"]), float(row["median_use"]), float(row["high_use"]))
-    return DeviceSpeed(
-        row["gpu"], 1e12 * float(row["peak_tflops"]), 1e9 * float(row["busbw_gbs"]), use
+    known = list(_measured_use().values())
+    columns = list(zip(*(use.middle for use in known), strict=True))
+    slow, fast = Shares(*map(min, columns)), Shares(*map(max, columns))
+    return Use(
+        slow=slow._replace(launch_s=fast.launch_s),
+        middle=Shares(*map(fmean, columns)),
+        fast=fast._replace(launch_s=slow.launch_s),
+        least=min(use.least for use in known),
+        most=max(use.most for use in known),
     )
+
+
+@cache
+def _measured_use() -> dict[str, Use]:
+    found = {}
+    for gpu, row in _read("use.csv").items():
+        shares = Shares(*(float(row[name]) for name in Shares.__annotations__))
+        found[gpu] = Use(shares, shares, shares, float(row["least"]), float(row["most"]))
+    return found
+
+
+@cache
+def _read(name: str) -> dict[str, dict[str, str]]:
+    with Path(__file__).with_name(name).open() as file:
+        return {row["gpu"]: row for row in csv.DictReader(file)}

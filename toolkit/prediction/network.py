@@ -55,7 +55,7 @@ class RingNetwork:
         return LATENCY_S + sent / self._rate(collective)
 
     def core_seconds(self, collective: Collective) -> float:
-        """Return nothing: what a GPU's collectives take from its kernels is not modelled."""
+        """Return nothing: what collectives take from kernels is among a device's costs."""
         return 0.0
 
     def _rate(self, collective: Collective) -> float:

@@ -1,39 +1,60 @@
-"""The time of a step on GPUs, from its program, a device's speed and its links."""
+"""The time of a step on GPUs, from its program, a device's costs and its links."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from toolkit.prediction.costs import Costs, seconds_by_kind
 from toolkit.prediction.devices import DeviceSpeed, Use
-from toolkit.program.events import Compute, Phase, Program
-from toolkit.program.readers.seconds import ComputeTimes, Network, StepTime, read_seconds
+from toolkit.program.events import Collective, Program
+from toolkit.program.readers.seconds import Network, StepTime, run_clocks
 
 
 @dataclass(frozen=True)
 class TimeRange:
-    """Steps at the slowest, the middle and the fastest share of the device's peak."""
+    """Steps at the slowest, the middle and the fastest that the calibration leaves open.
+
+    Attributes:
+        by_part: the middle's seconds: `matmul`, `attention`, `pointwise`, `update`, `slowed` (what
+            collectives take from the kernels beside them) and `exposed` (what is waited for).
+    """
 
     slowest: StepTime
     middle: StepTime
     fastest: StepTime
+    by_part: Mapping[str, float]
 
 
 def predict_range(program: Program, speed: DeviceSpeed, use: Use, network: Network) -> TimeRange:
-    """Return the time of a step at three shares of the peak; only links are the same in all.
-
-    The update's memory traffic is not modelled apart: the shares are of whole steps, updates in
-    them.
-    """
-    slowest, middle, fastest = (
-        read_seconds(program, _compute_times(program, share * speed.peak_flops), network)
-        for share in (use.low, use.median, use.high)
+    """Return the time of a step; the links are the same in all three."""
+    middle = predict(program, speed.costs(use.middle), network)
+    return TimeRange(
+        slowest=predict(program, speed.costs(use.slow).slower(use.most), network),
+        middle=middle,
+        fastest=predict(program, speed.costs(use.fast).slower(use.least), network),
+        by_part=_parts(program, speed.costs(use.middle), middle),
     )
-    return TimeRange(slowest, middle, fastest)
 
 
-def _compute_times(program: Program, flops_per_s: float) -> ComputeTimes:
-    flops: dict[Phase, int] = {"forward": 0, "backward": 0, "update": 0}
-    micro_steps = sum(section.name == "micro-step" for section in program.sections)
-    for event in program.events:
-        if isinstance(event, Compute):
-            flops[event.phase] += event.flops
-    per_second = micro_steps * flops_per_s
-    return ComputeTimes(flops["forward"] / per_second, flops["backward"] / per_second, 0.0)
+def predict(program: Program, costs: Costs, network: Network) -> StepTime:
+    """Return the time of a step whose work takes `costs`, collectives beside it included."""
+    return run_clocks(program, costs.compute_s, _BesideKernels(network, costs))
+
+
+@dataclass(frozen=True)
+class _BesideKernels:
+    """A network whose collectives slow down the kernels beside them."""
+
+    network: Network
+    costs: Costs
+
+    def seconds(self, collective: Collective) -> float:
+        return self.network.seconds(collective)
+
+    def core_seconds(self, collective: Collective) -> float:
+        return self.costs.taken_s(collective)
+
+
+def _parts(program: Program, costs: Costs, step: StepTime) -> dict[str, float]:
+    computed = seconds_by_kind(program, costs)
+    slowed = step.step_s - step.exposed_s - sum(computed.values())
+    return {**computed, "slowed": slowed, "exposed": step.exposed_s}

@@ -197,7 +197,7 @@ class BlockWalk:
         self.program.free("activations", (self.c + (self.r if self.casts else 0)) * self.N)
 
     def _block_kept(self) -> int:
-        """Bytes of one block's own activations, its input and copies of weights left out."""
+        """Bytes of one block's own activations, without its input and copies of weights."""
         normed = 2 * self.c * self.N
         inner = (3 + 8) * self.c * self.N
         second = self.r * self.N

@@ -1,5 +1,6 @@
 """DistributedDataParallel: everything replicated, gradients in buckets that are never freed."""
 
+from toolkit.engines.reduction import sum_width
 from toolkit.model.tensors import Tensor
 from toolkit.program.engine import EngineWalk
 from toolkit.program.events import Collective, Part, Program
@@ -24,6 +25,7 @@ class DdpWalk(EngineWalk):
     backward pass has moved them. Where a step reduces once, that is in the second step, beside the
     optimizer's state: 4 bytes a parameter more than in any later step, and so the peak of the run.
 
+    With `reduce: bf16` a bucket's bf16 copy is what is reduced, and lives until the pass is over.
     A bucket is all-reduced behind the backward pass once its last gradient is there, over gloo too;
     all are over when the pass is.
     """
@@ -36,6 +38,7 @@ class DdpWalk(EngineWalk):
         self.has_own_gradients = False
         self.limits: list[int] = []
         self.in_bucket = 0
+        self.compressed = 0
         self.under_way: list[Collective] = []
 
     def start(self) -> None:
@@ -78,7 +81,12 @@ class DdpWalk(EngineWalk):
             self.limits = self.limits[-1:]
 
     def _reduce_bucket(self) -> None:
-        self.under_way.append(self.communicate("all_reduce", self.in_bucket, 4, blocks=False))
+        width = sum_width(self.settings.reduce)
+        copy = width * self.in_bucket if width == 2 else 0
+        self.program.alloc("communication", copy)
+        self.compressed += copy
+        reduction = self.communicate("all_reduce", self.in_bucket, width, blocks=False)
+        self.under_way.append(reduction)
         self.in_bucket = 0
 
     def end_backward(self) -> None:
@@ -88,6 +96,8 @@ class DdpWalk(EngineWalk):
         for reduction in self.under_way:
             self.program.wait(reduction)
         self.under_way = []
+        self.program.free("communication", self.compressed)
+        self.compressed = 0
         if self.is_last and self.rebuilds_in_second_step:
             self.program.free("communication", 4 * self.parameters)
         self.has_own_gradients = not self.keeps_gradients and not self._reduces

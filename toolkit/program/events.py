@@ -27,6 +27,9 @@ PHASES: dict[Moment, Phase] = {
     "end of backward": "backward",
     "optimizer step": "update",
 }
+Kind = Literal["matmul", "attention", "pointwise", "update"]
+"""What computes: a matrix product, attention, element by element, the optimizer."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Group = Literal["world", "shards", "replicas"]
 """All ranks; those that one copy of the state is spread over; those that hold the same slice."""
 
@@ -60,6 +63,7 @@ class Compute(NamedTuple):
     """
 
     phase: Phase
+    kind: Kind
     flops: int
     bytes: int
 
@@ -136,8 +140,8 @@ class Program:
         self._record(Alloc(part, size))
         self._record(Free(part, size))
 
-    def compute(self, work: tuple[int, int]) -> None:
-        """Compute: so many operations, so many bytes read and written."""
+    def compute(self, work: tuple[Kind, int, int]) -> None:
+        """Compute: a kind, so many operations, so many bytes read and written."""
         self._record(Compute(self._phase, *work))
 
     def communicate(self, collective: Collective) -> Collective:

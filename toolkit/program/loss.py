@@ -11,7 +11,7 @@ liger-kernel, which takes its place on CUDA where it is installed, has chunks of
 
 from toolkit.program.events import Program
 from toolkit.program.settings import StepSettings
-from toolkit.program.work import linear_work
+from toolkit.program.work import linear_work, loss_work
 
 CHUNK_ROWS, BLOCK_ROWS = 256, 4096
 """As in `toolkit.model.loss`, which imports torch; a test holds the two together."""
@@ -35,7 +35,9 @@ class LossWalk:
         """Walk from the last norm's output to the scalar; chunks compute both gradients here."""
         work = linear_work(self.settings, self.settings.sizes.n_embd, self.V)
         self.program.compute(work)
+        self.program.compute(loss_work(self.settings, backward=False))
         if self.settings.loss == "chunked":
+            self.program.compute(loss_work(self.settings, backward=True))
             self.program.compute(work.twice())
             self._forward_chunked()
         else:
@@ -47,6 +49,7 @@ class LossWalk:
             self._backward_chunked()
         else:
             work = linear_work(self.settings, self.settings.sizes.n_embd, self.V)
+            self.program.compute(loss_work(self.settings, backward=True))
             self.program.compute(work.twice())
             self._backward_plain()
 

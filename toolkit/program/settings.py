@@ -1,11 +1,13 @@
 """Everything a step's memory depends on, as one value; the defaults are what the loop does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from toolkit.batching import plan_batch
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import Accumulation, Precision, Strategy, check_accumulation
+from toolkit.engines.mixture import Budget, Mixture, check_possible, check_units
+from toolkit.engines.reduction import Reduce, check_reduce
+from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import Loss, ModelSizes
 from toolkit.program.events import Group
@@ -29,6 +31,7 @@ class StepSettings:
         micro_batch_size: sequences per rank and micro-step.
         seq_len: tokens per sequence.
         grad_accum_steps: micro-steps per optimizer step.
+        reduce: what gradients are sent as; None: in half the bytes where nothing is lost.
         foreach: the optimizer's `foreach` kernels, which hold one fp32 temporary of all that they
             update, instead of AdamW's fused one, which works in place.
         compile: each block is compiled; what is kept of its activations is then a range.
@@ -44,13 +47,14 @@ class StepSettings:
 
     sizes: ModelSizes
     strategy: Strategy
-    accumulation: Accumulation
+    accumulation: Accumulation | Mixture
     world_size: int
     replicas: int = 1
     micro_batch_size: int = 1
     seq_len: int = 1024
     grad_accum_steps: int = 1
     precision: Precision = "bf16"
+    reduce: Reduce | None = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
     foreach: bool = False
     activation_checkpointing: bool = False
@@ -65,8 +69,10 @@ class StepSettings:
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        check_accumulation(self.strategy, self.accumulation)
+        check_possible(self.strategy, self.accumulation)
         sizes = self.sizes
+        check_units(self.accumulation, sizes.n_layer)
+        check_reduce(self.strategy, self.precision, self.reduce)
         counts = {
             "n_layer": sizes.n_layer,
             "n_head": sizes.n_head,
@@ -133,7 +139,7 @@ def settings_of_run(
     world_size: int,
     replicas: int = 1,
     device: Device = "cuda",
-    accumulation: Accumulation | None = None,
+    accumulation: Accumulation | Mixture | Budget | None = None,
 ) -> StepSettings:
     """Return the settings of the run that a configuration would start.
 
@@ -146,16 +152,18 @@ def settings_of_run(
         micro_batch_size=config.batch.micro_batch_size,
         world_size=world_size,
     )
-    return StepSettings(
+    asked = accumulation or config.accumulation
+    settings = StepSettings(
         sizes=config.model.sizes(),
         strategy=strategy,
-        accumulation=accumulation or config.accumulation,
+        accumulation="sharded" if isinstance(asked, Budget) else asked,
         world_size=world_size,
         replicas=replicas,
         micro_batch_size=plan.micro_batch_size,
         seq_len=plan.seq_len,
         grad_accum_steps=plan.grad_accum_steps,
         precision=config.precision,
+        reduce=config.reduce,
         optimizer=config.optimizer.name,
         activation_checkpointing=config.model.activation_checkpointing,
         loss=config.model.loss,
@@ -165,3 +173,9 @@ def settings_of_run(
         # PyTorch's flash kernel for CPU has no dropout; attention falls back to plain products.
         attention="math" if device == "cpu" and config.model.dropout else "flash",
     )
+    if not isinstance(asked, Budget):
+        return settings
+    from toolkit.program.budget import spend
+
+    check_possible(strategy, asked)
+    return replace(settings, accumulation=spend(settings, asked))

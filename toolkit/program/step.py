@@ -11,8 +11,9 @@ from toolkit.program.fsdp2 import Fsdp2Walk
 from toolkit.program.model import ModelWalk
 from toolkit.program.readers.peak import Peak, read_peak
 from toolkit.program.settings import StepSettings
+from toolkit.program.zero2_in_place import InPlaceWalk
 from toolkit.program.zero3 import Zero3Walk
-from toolkit.program.zero12 import InPlaceWalk, Zero1Bf16Walk, Zero12Walk
+from toolkit.program.zero12 import Zero1Bf16Walk, Zero12Walk
 
 WALKED_MICRO_STEPS = 3
 """First, one in the middle and last: all others in between are the same."""

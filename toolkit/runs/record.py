@@ -63,7 +63,7 @@ class RunRecord:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median over the steps, the first of them left out, as it also warms up."""
+        """Median over the steps but the first, which also warms up."""
         rates = [record["tokens_per_s"] for record in self.train[1:]]
         return median(rates) if rates else None
 

@@ -66,30 +66,26 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     val = build_val(config)
     if config.model.compile:
         check_compiler()
-    data = {"data.train": batches.dataset.stream.fingerprint()}
-    if val is not None:
-        data["data.val"] = val.stream.fingerprint()
+    data = _fingerprints(batches, val)
     device, differing = _join(config, launched, folder, data)
     model = build_model(config).to(device)
     optimizer = build_optimizer(model, config.optimizer)
-    groups = [
-        f"{sum(p.numel() for p in group['params']):,} parameters decay by {group['weight_decay']:g}"
-        for group in optimizer.param_groups
-    ]
+    facts = _decays(optimizer)
     engine = build_engine(
         model,
         optimizer,
         launched=launched,
         plan=plan,
-        accumulation=config.accumulation,
+        accumulation=config.settled_accumulation,
         precision=config.precision,
         grad_clip=config.optimizer.grad_clip,
+        reduce=config.reduce,
         trackers=list(config.training.trackers),
         project_dir=str(folder),
         compile_blocks=config.model.compile,
     )
-    checked = check_effective(engine, precision=config.precision, tied=TIED)
-    facts = [*groups, *(f"{fact.name}: {fact.describe()}" for fact in checked)]
+    for fact in check_effective(engine, precision=config.precision, tied=TIED):
+        facts.append(f"{fact.name}: {fact.describe()}")
     settings = settings_of_run(
         config,
         launched.strategy,
@@ -108,6 +104,20 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         read_reductions(write_step(settings)),
         differing,
     )
+
+
+def _fingerprints(batches: GlobalBatches, val: TokenDataset | None) -> dict[str, dict[str, Any]]:
+    data = {"data.train": batches.dataset.stream.fingerprint()}
+    if val is not None:
+        data["data.val"] = val.stream.fingerprint()
+    return data
+
+
+def _decays(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [
+        f"{sum(p.numel() for p in group['params']):,} parameters decay by {group['weight_decay']:g}"
+        for group in optimizer.param_groups
+    ]
 
 
 def _join(

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.engines.strategies import Accumulation, Strategy
+from toolkit.engines.mixture import Unit
+from toolkit.engines.strategies import Strategy
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Summary:
     peak_memory_bytes: int | None = None
     estimated_peak_memory_bytes: int | None = None
     strategy: Strategy = "single"
-    accumulation: Accumulation = "replicated"
+    accumulation: str | dict[str, list[Unit]] = "replicated"
     world_size: int = 1
     parameters: int = 0
 

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
+from toolkit.engines.mixture import to_config
 from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, Preempted, ToolkitError
 from toolkit.home import expand_words
@@ -22,6 +22,7 @@ from toolkit.launch.check import check_launched
 from toolkit.launch.exit_code import leave_exit_code
 from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before
+from toolkit.training.budget import spend_budget
 from toolkit.training.callback import Callback
 from toolkit.training.run_folder import (
     begin_start,
@@ -109,16 +110,17 @@ def _prepare(options: argparse.Namespace, callbacks: Sequence[Callback]) -> Star
     check_installed(launched.strategy)
     launched, notes = check_launched(config, launched, find_launch_file())
     leave_to_the_run(os.environ, on_cpu=launched.on_cpu)
+    config, spent = spend_budget(config, launched)
     return Start(
         config,
         launched,
-        [*notes_on(config, options.overrides), *notes],
+        [*notes_on(config, options.overrides), *notes, *spent],
         make_run_folder(config),
         options,
         callbacks,
         Summary(
             strategy=launched.strategy,
-            accumulation=config.accumulation,
+            accumulation=to_config(config.accumulation),
             world_size=launched.world_size,
             parameters=config.model.sizes().parameter_count,
         ),
@@ -154,8 +156,6 @@ def _train(start: Start) -> int:
 
 def _run(start: Start, stop: StopRequest) -> None:
     """Build everything, describe it, train."""
-    # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import torch
 
     from toolkit.training.build import build_run

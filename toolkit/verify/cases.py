@@ -6,6 +6,8 @@ import torch
 
 from toolkit.batching import BatchPlan, plan_batch
 from toolkit.config import OptimizerConfig
+from toolkit.engines.mixture import Mixture
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Accumulation, Precision, Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.model.sizes import PADDED_VOCAB_SIZE, Loss, ModelSizes
@@ -39,9 +41,10 @@ class Case:
             run's, whose sums are as long.
     """
 
-    accumulation: Accumulation
+    accumulation: Accumulation | Mixture
     grad_accum_steps: int
     precision: Precision = "fp32"
+    reduce: Reduce | None = None
     optimizer: str = "sgd"
     steps: int = 5
     seed: int = 1
@@ -86,6 +89,7 @@ class Case:
             seq_len=plan.seq_len,
             grad_accum_steps=self.micro_steps(step),
             precision=self.precision,
+            reduce=self.reduce,
             activation_checkpointing=self.activation_checkpointing,
             loss=self.loss,
             compile=self.compile,
@@ -121,6 +125,7 @@ class Case:
             "compiled": self.compile,
             "incomplete window": self.incomplete_window,
             "whole vocabulary": self.whole_vocabulary,
+            f"send {self.reduce}": self.reduce is not None,
         }
         return ", ".join(word for word, holds in words.items() if holds)
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.futures import Future
 
 from toolkit.engines.engine import Engine
+from toolkit.engines.mixture import ROOT, Mixture
 from toolkit.engines.strategies import Strategy
 from toolkit.model.loss import IGNORE_INDEX
 from toolkit.training.schedule import lr_at
@@ -25,6 +26,7 @@ from toolkit.verify.cases import TINY, VARIANT_STEPS, Case, global_batch
 Fault = Callable[[Engine, Case], None]
 
 CASE = Case(accumulation="replicated", grad_accum_steps=4)
+MIXED = replace(CASE, accumulation=Mixture(hold=(ROOT, 0)), steps=VARIANT_STEPS)
 WHOLE_VOCABULARY = replace(CASE, steps=VARIANT_STEPS, whole_vocabulary=True)
 
 
@@ -59,6 +61,13 @@ def skip_the_last_all_reduce(engine: Engine, case: Case) -> None:
 def communicate_at_every_micro_step(engine: Engine, case: Case) -> None:
     """Take another mode than was asked, which keeps no micro-step quiet."""
     engine.accumulation = "sharded"
+
+
+def set_the_sync_flag_recursively(engine: Engine, case: Case) -> None:
+    """Set every unit's flag through the root, as Accelerate's `no_sync` does to FSDP2."""
+    engine.model.register_forward_pre_hook(
+        lambda *_: engine.model.set_requires_gradient_sync(engine.at_boundary)
+    )
 
 
 def flip_the_sync_flag_after_forward(engine: Engine, case: Case) -> None:
@@ -181,6 +190,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("divide by world size", divide_by_world_size, ("ddp", "zero2")),
     Control("skip the last all-reduce", skip_the_last_all_reduce),
     Control("communicate at every micro-step", communicate_at_every_micro_step, ("ddp", "fsdp2")),
+    Control("mixture undone by recursion", set_the_sync_flag_recursively, ("fsdp2",), MIXED),
     Control("sync flag flipped after forward", flip_the_sync_flag_after_forward),
     Control("untied head", untie_the_head, ("ddp", "fsdp2", "zero2")),
     Control("stale optimizer parameters", update_stale_parameters),

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
+from toolkit.engines.traffic import REDUCING
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify.cases import MASKED_SHARE, SEQUENCES_PER_STEP
 from toolkit.verify.run import Caught
@@ -41,11 +42,11 @@ def build_table(verdicts: list[Verdict], *, wide: bool = False) -> Table:
 def _cells(verdict: Verdict) -> dict[str, str]:
     case, traffic = verdict.case, verdict.outcome.traffic
     held = verdict.outcome.held_gradient_bytes
-    reduced = traffic["all_reduce"].bytes + traffic["reduce_scatter"].bytes
+    reduced = sum(traffic[kind].bytes for kind in REDUCING)
     return {
         "strategy": verdict.launch.strategy,
         "ranks": str(verdict.launch.world_size),
-        "accumulation": case.accumulation,
+        "accumulation": str(case.accumulation),
         "A": str(case.grad_accum_steps),
         "update": f"{case.precision} {case.optimizer}",
         "variant": case.variant,

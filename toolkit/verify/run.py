@@ -2,29 +2,34 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from toolkit.engines.mixture import covering_mixtures
+from toolkit.engines.reduction import possible_reductions, reduction_of
 from toolkit.engines.strategies import (
     REPLICAS,
-    SUPPORT,
     Accumulation,
     Precision,
     Strategy,
     missing_engine,
+    possible_accumulations,
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.launch.processes import launch as start
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify import worker
-from toolkit.verify.cases import SEQUENCES_PER_STEP, VARIANT_STEPS, Case
+from toolkit.verify.cases import SEQUENCES_PER_STEP, TINY, VARIANT_STEPS, Case
 from toolkit.verify.controls import CONTROLS, Control
 from toolkit.verify.outcome import FOUND, Outcome, Work
 from toolkit.verify.verdict import Launch, Verdict, judge, launched_replicas
 
+Mixtures = Literal["mixtures"]
+MIXTURES: Mixtures = "mixtures"
+"""Beside the modes: those that differ by unit."""
 COMPILED: Strategy = "ddp"
 """The strategy that also runs compiled; compiling takes longer than all else."""
 
@@ -81,19 +86,22 @@ def plan_launches(strategies: Sequence[Strategy], world_sizes: Sequence[int]) ->
 def cases_of(
     launch: Launch,
     *,
-    accumulations: Sequence[Accumulation],
+    accumulations: Sequence[Accumulation | Mixtures],
     grad_accum_steps: Sequence[int],
     precisions: Sequence[Precision],
     steps: int,
+    blocks: int = TINY.n_layer,
 ) -> list[Case]:
     """Return the cases of a launch: every mode it can accumulate in, with both optimizers.
 
     The first mode also runs, for a few steps, unclipped, with an incomplete last window, with
     dropout, with the chunked loss, with activation checkpointing, with GPT-2's whole vocabulary
-    and, under one strategy, compiled.
+    and, under one strategy, compiled. Mixtures of a model of so many `blocks` run a few steps with
+    the most micro-steps, in each precision, and so does every mode in each other reduction.
     """
-    modes = [mode for mode in accumulations if SUPPORT[launch.strategy][mode].possible]
-    plain = [
+    modes = [mode for mode in possible_accumulations(launch.strategy) if mode in accumulations]
+    most = max(grad_accum_steps)
+    cases = [
         Case(
             accumulation=mode,
             grad_accum_steps=count,
@@ -106,24 +114,59 @@ def cases_of(
         for count in grad_accum_steps
         for optimizer in ("sgd", "adamw")
     ]
-    most = max(grad_accum_steps)
-    if not modes:
-        return plain
-    base: dict[str, Any] = {
-        "accumulation": modes[0],
-        "grad_accum_steps": most,
-        "steps": VARIANT_STEPS,
-    }
+    if most > 1 and MIXTURES in accumulations:
+        for precision in precisions:
+            cases += _mixtures(launch.strategy, precision, most, blocks)
+    for precision in precisions:
+        cases += _other_reductions(launch.strategy, precision, most, modes)
+    return cases + (_variants(launch.strategy, most, modes[0]) if modes else [])
+
+
+def _mixtures(
+    strategy: Strategy, precision: Precision, grad_accum_steps: int, blocks: int
+) -> list[Case]:
+    return [
+        Case(
+            accumulation=mixture,
+            grad_accum_steps=grad_accum_steps,
+            precision=precision,
+            steps=VARIANT_STEPS,
+        )
+        for mixture in covering_mixtures(strategy, blocks)
+    ]
+
+
+def _other_reductions(
+    strategy: Strategy, precision: Precision, grad_accum_steps: int, modes: Sequence[Accumulation]
+) -> list[Case]:
+    """Return each mode in the reductions that are not its default."""
+    return [
+        Case(
+            accumulation=mode,
+            grad_accum_steps=grad_accum_steps,
+            precision=precision,
+            steps=VARIANT_STEPS,
+            reduce=reduce,
+        )
+        for mode in modes
+        for reduce in possible_reductions(strategy, precision)
+        if reduce != reduction_of(strategy, precision, None, mode)
+    ]
+
+
+def _variants(strategy: Strategy, grad_accum_steps: int, mode: Accumulation) -> list[Case]:
+    """Return what one mode runs for a few steps beside the plain cases."""
+    base = Case(accumulation=mode, grad_accum_steps=grad_accum_steps, steps=VARIANT_STEPS)
     variants: list[dict[str, Any]] = [
         {"grad_clip": 0.0},
         {"dropout": 0.1},
         {"loss": "chunked"},
         {"activation_checkpointing": True},
         {"whole_vocabulary": True},
-        *([{"incomplete_window": True}] if most > 1 else []),
-        *([{"compile": True}] if launch.strategy == COMPILED else []),
+        *([{"incomplete_window": True}] if grad_accum_steps > 1 else []),
+        *([{"compile": True}] if strategy == COMPILED else []),
     ]
-    return plain + [Case(**base, **variant) for variant in variants]
+    return [replace(base, **variant) for variant in variants]
 
 
 def controls_of(launch: Launch) -> list[Control]:

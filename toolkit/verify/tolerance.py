@@ -19,6 +19,7 @@ Engines that hold the whole module in bf16 also round the residual stream, once 
 autocast keeps in fp32. That makes more roundings of the same size, which `DRAWS` covers.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +48,13 @@ class Yardstick:
     rounding: Difference
     torch_norm_max_rel: float
 
-    def limit(self, name: str, precision: Precision) -> float:
+    def limit(self, name: str, precision: Precision, extra: float = 0.0) -> float:
         """Return the largest admissible value of a `Difference` field.
+
+        Args:
+            name: the field.
+            precision: of the case.
+            extra: `reduction_error` of the case.
 
         Never below a few units of the precision itself: the rounding error of one quantity can by
         chance be nearly zero. The norm that a case finds of its own gradient is fp32's business
@@ -57,7 +63,25 @@ class Yardstick:
         precision = "fp32" if name == "own_norm_rel" else precision
         floor = 4 * ROUNDOFF[precision]
         scale = max(self.exact.losses) if name == "loss_max_abs" else 1.0
-        return DRAWS * max(getattr(self.rounding, name), floor * scale)
+        extra = 0.0 if name == "own_norm_rel" else extra
+        return DRAWS * (max(getattr(self.rounding, name), floor * scale) + extra * scale)
+
+
+def reduction_error(case: Case, *, world_size: int) -> float:
+    """Return the relative error that a case's reduction adds to the averaged gradient.
+
+    What is rounded once before fp32 adds it up, each rank's and micro-step's gradient by itself, is
+    off by at most u, the roundoff of bf16: independent errors u |g_i| add up to
+    u sqrt(sum |g_i|^2), which is u |sum g_i| where the g_i are noise about a mean and less where
+    they agree. A sum in bf16 is rounded anew with each of its terms, over N ranks and, held in bf16
+    or averaged again into one bucket, over A micro-steps: sqrt(n) u for n roundings, as above. A
+    micro-step's gradient that is bf16 already, as FSDP2's, is not rounded.
+    """
+    is_exact = case.precision == "bf16" and case.accumulation in ("sharded", "deferred")
+    if case.reduce in (None, "fp32") or (case.reduce == "bf16-fp32sum" and is_exact):
+        return 0.0
+    roundings = case.grad_accum_steps + world_size if case.reduce == "bf16" else 1
+    return math.sqrt(roundings) * ROUNDOFF["bf16"]
 
 
 def yardstick(case: Case, sizes: ModelSizes) -> Yardstick:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from toolkit.config import OptimizerConfig
-from toolkit.engines.build import TORCH_DTYPES
+from toolkit.engines.build import TORCH_DTYPES, sum_dtype
 from toolkit.engines.engine import Engine
 from toolkit.engines.fsdp2 import Fsdp2Engine
 from toolkit.engines.launched import Launched
@@ -181,7 +181,9 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         replicas=settings.replicas,
         precision=None,
     )
+    blocks = {} if mesh is None else {"blocks": list(model.transformer.h)}
     engine = (ReplicatedEngine if mesh is None else Fsdp2Engine)(
+        **blocks,
         accelerator=_Accelerator(),
         module=model,
         model=model,
@@ -189,6 +191,8 @@ def _build_engine(settings: StepSettings, mesh: Any) -> Engine:
         launched=launched,
         accumulation=settings.accumulation,
         grad_clip=1.0,
+        precision=settings.precision,
+        reduce=settings.reduce,
     )
     # A fake norm has no value to decide by whether to clip.
     engine.norm = lambda gradients, sum_over_shards: torch.tensor(2.0)
@@ -208,7 +212,7 @@ class _AutocastGPT2(GPT2):
 def _shard(model: GPT2, settings: StepSettings, mesh: Any) -> None:
     """Shard as Accelerate does with the policy of `toolkit.engines.build`."""
     policy = MixedPrecisionPolicy(
-        param_dtype=TORCH_DTYPES[settings.precision], reduce_dtype=torch.float32
+        param_dtype=TORCH_DTYPES[settings.precision], reduce_dtype=sum_dtype(settings.reduce)
     )
     reshard = settings.strategy != "fsdp2_no_reshard"
     for block in model.transformer.h:

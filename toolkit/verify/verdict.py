@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from toolkit.engines.mixture import to_config
+from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Strategy
 from toolkit.engines.traffic import Kind, Traffic
 from toolkit.launch.file import load_launch_file
@@ -16,7 +18,7 @@ from toolkit.shipped import find_launch_file
 from toolkit.verify.cases import Case
 from toolkit.verify.compare import Difference, compare
 from toolkit.verify.outcome import Outcome
-from toolkit.verify.tolerance import COMPARED, Yardstick, yardstick
+from toolkit.verify.tolerance import COMPARED, Yardstick, reduction_error, yardstick
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Verdict:
         """Return the object that `--json` prints for a case."""
         return {
             "strategy": self.launch.strategy,
-            "accumulation": self.case.accumulation,
+            "accumulation": to_config(self.case.accumulation),
             "world_size": self.launch.world_size,
             "grad_accum_steps": self.case.grad_accum_steps,
             "precision": self.case.precision,
@@ -91,7 +93,7 @@ def judge(launch: Launch, case: Case, outcome: Outcome, sizes: ModelSizes) -> Ve
     sizes = case.model(sizes)
     measure = _yardstick(reference_of(case), sizes)
     difference = compare(outcome.trajectory, measure.exact)
-    limits = _limits(case, measure)
+    limits = _limits(launch, case, measure)
     # The last step is the counted one.
     settings = case.step_settings(
         case.steps - 1,
@@ -105,7 +107,7 @@ def judge(launch: Launch, case: Case, outcome: Outcome, sizes: ModelSizes) -> Ve
     problems = [
         *_numeric_problems(case, difference, limits),
         *traffic_problems(outcome.traffic, expected),
-        *_memory_problems(outcome, held),
+        *_memory_problems(outcome, held, case.reduce),
         *outcome.replica_problems,
     ]
     return Verdict(
@@ -126,6 +128,7 @@ def reference_of(case: Case) -> Case:
     same = replace(
         case,
         accumulation="replicated",
+        reduce=None,
         dropout=0.0,
         loss="plain",
         activation_checkpointing=False,
@@ -139,13 +142,14 @@ def _yardstick(case: Case, sizes: ModelSizes) -> Yardstick:
     return yardstick(case, sizes)
 
 
-def _limits(case: Case, measure: Yardstick) -> dict[str, float]:
+def _limits(launch: Launch, case: Case, measure: Yardstick) -> dict[str, float]:
     """What is compared, with its limit; under dropout a case with itself, since draws differ."""
     if case.dropout:
         return {"own_norm_rel": measure.limit("own_norm_rel", case.precision)}
-    limits = {name: measure.limit(name, case.precision) for name in COMPARED}
+    extra = reduction_error(case, world_size=launch.world_size)
+    limits = {name: measure.limit(name, case.precision, extra) for name in COMPARED}
     # AdamW divides by the gradient's own size, so in bf16 a small gradient's sign is a draw.
-    if case.precision != "fp32" and case.optimizer == "adamw":
+    if (case.precision != "fp32" or extra) and case.optimizer == "adamw":
         del limits["param_max_rel"]
     return limits
 
@@ -179,10 +183,12 @@ def traffic_problems(
             yield f"{kind} in groups of {found} ranks, not {right}"
 
 
-def _memory_problems(outcome: Outcome, expected: int | None) -> Iterator[str]:
+def _memory_problems(
+    outcome: Outcome, expected: int | None, reduce: Reduce | None
+) -> Iterator[str]:
     found = outcome.held_gradient_bytes
     if found != expected:
         dtypes = ", ".join(outcome.held_gradient_dtypes)
         yield f"{found} bytes of gradients held between micro-steps ({dtypes}), not {expected}"
-    if expected and "torch.float32" not in outcome.held_gradient_dtypes:
+    if expected and reduce != "bf16" and "torch.float32" not in outcome.held_gradient_dtypes:
         yield f"gradients are held in {', '.join(outcome.held_gradient_dtypes)} alone"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from toolkit.data.order import micro_batch_slots
 from toolkit.engines.accelerate_internals import forget_engine
@@ -22,7 +21,11 @@ from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.effective import check_effective, check_first_step
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
-from toolkit.engines.process_group import lift_time_limits, start_process_group
+from toolkit.engines.process_group import (
+    leave_process_group,
+    lift_time_limits,
+    start_process_group,
+)
 from toolkit.engines.replicas import replica_problems
 from toolkit.engines.traffic import KINDS, Reductions
 from toolkit.errors import ToolkitError
@@ -55,9 +58,7 @@ def main(work_file: Path) -> None:
     )
     if launched.rank == 0:
         torch.save(found, work_file.with_name(FOUND))
-    if dist.is_initialized():
-        # Left to the interpreter's end, gloo's threads now and then abort the process.
-        dist.destroy_process_group()
+    leave_process_group()
 
 
 def run_control(control: Control, sizes: ModelSizes, launched: Launched) -> Outcome | str:
@@ -150,11 +151,8 @@ class HeldGradients(Callback):
     def on_phase(self, phase: Phase) -> None:
         """Count before a forward pass."""
         if phase == "forward" and not self._is_first:
-            gradients = list(self.engine.state.held_gradients())
-            storages = [gradient.untyped_storage() for gradient in gradients]
-            sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-            self.bytes.append(sum(sizes.values()))
-            self.dtypes |= {gradient.dtype for gradient in gradients}
+            self.bytes.append(self.engine.state.held_gradient_bytes())
+            self.dtypes |= {gradient.dtype for gradient in self.engine.state.held_gradients()}
         self._is_first = False
 
     def most_bytes(self) -> int | None:
@@ -202,6 +200,7 @@ def build_case(
         accumulation=case.accumulation,
         precision=case.precision,
         grad_clip=case.grad_clip,
+        reduce=case.reduce,
         compile_blocks=case.compile,
     )
     fault(engine, case)

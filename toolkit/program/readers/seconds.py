@@ -8,10 +8,23 @@ model.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from toolkit.program.events import Collective, Compute, Event, Group, Phase, Program, Wait
+from toolkit.program.events import (
+    Collective,
+    Compute,
+    Event,
+    Group,
+    Phase,
+    Program,
+    Section,
+    Wait,
+)
+
+SETTLED = 3
+"""Repetitions of a section after which each one takes what the one before took."""
 
 
 class Network(Protocol):
@@ -26,7 +39,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class ComputeTimes:
-    """Seconds that one rank computes, communication left out.
+    """Seconds that one rank computes, without communication.
 
     Attributes:
         forward_s: of one micro-step.
@@ -69,11 +82,17 @@ def read_seconds(program: Program, times: ComputeTimes, network: Network) -> Ste
     Each module is taken to compute its share of a pass by floating-point operations, as both passes
     consist of matrix products above all, and its share of the update by the bytes that it moves.
     """
-    clocks = _Clocks(network, _seconds_per_unit(program, times))
+    per_unit = _seconds_per_unit(program, times)
+    return run_clocks(program, lambda event: _units(event) * per_unit[event.phase], network)
+
+
+def run_clocks(
+    program: Program, compute_s: Callable[[Compute], float], network: Network
+) -> StepTime:
+    """Return the time of a step from what each of its modules and of its collectives takes."""
+    clocks = _Clocks(network, compute_s)
     for section in program.sections:
-        for _ in range(section.times):
-            for event in section.events:
-                clocks.follow(event)
+        clocks.run(section)
     return StepTime(clocks.now_s, clocks.communication_s, clocks.exposed_s)
 
 
@@ -107,7 +126,7 @@ class _Clocks:
     """
 
     network: Network
-    seconds_per_unit: dict[Phase, float]
+    compute_s: Callable[[Compute], float]
     now_s: float = 0.0
     network_s: dict[Group, float] = field(default_factory=lambda: defaultdict(float))
     over_s: dict[Collective, float] = field(default_factory=dict)
@@ -115,10 +134,31 @@ class _Clocks:
     communication_s: float = 0.0
     exposed_s: float = 0.0
 
+    def run(self, section: Section) -> None:
+        """Move the clocks by a section; once it has settled, by all repetitions left at once."""
+        for _ in range(min(section.times, SETTLED)):
+            before = self.now_s, self.communication_s, self.exposed_s
+            for event in section.events:
+                self.follow(event)
+        left = max(0, section.times - SETTLED)
+        if left:
+            step_s = self.now_s - before[0]
+            self._shift(left * step_s)
+            self.communication_s += left * (self.communication_s - before[1])
+            self.exposed_s += left * (self.exposed_s - before[2])
+
+    def _shift(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.used_s += seconds
+        for group in self.network_s:
+            self.network_s[group] += seconds
+        for collective in self.over_s:
+            self.over_s[collective] += seconds
+
     def follow(self, event: Event) -> None:
         """Move the clocks by one event."""
         if isinstance(event, Compute):
-            self.now_s += _units(event) * self.seconds_per_unit[event.phase]
+            self.now_s += self.compute_s(event)
         elif isinstance(event, Collective):
             self._carry_out(event)
         elif isinstance(event, Wait):

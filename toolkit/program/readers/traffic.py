@@ -18,6 +18,7 @@ def read_reductions(program: Program) -> Reductions:
     return Reductions(
         frozenset(kind for section in earlier for kind in _reducing(section)),
         frozenset(_reducing(last)) | frozenset(_reducing(update)),
+        sum(section.times * _reduced_bytes(section) for section in earlier),
     )
 
 
@@ -37,6 +38,10 @@ def _traffic(program: Program, settings: StepSettings, kind: Kind) -> Traffic:
 
 def _collectives(section: Section) -> Iterator[Collective]:
     return (event for event in section.events if isinstance(event, Collective))
+
+
+def _reduced_bytes(section: Section) -> int:
+    return sum(each.bytes for each in _collectives(section) if each.kind != "all_gather")
 
 
 def _reducing(section: Section) -> Iterator[Kind]:

@@ -1,0 +1,17 @@
+"""Processes of one world that never meet: no wrapper, no reduction."""
+
+import torch
+import torch.distributed as dist
+from parts import Model, batches, loss_of
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = batches()
+for _ in range(3):
+    tokens, targets = next(data)
+    loss_of(model(tokens), targets).backward()
+    optimizer.step()  # FAULT
+    optimizer.zero_grad()
+dist.destroy_process_group()

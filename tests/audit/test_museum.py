@@ -1,0 +1,102 @@
+"""Historic faults in scripts of our own, each named with its line, and clean ones without any.
+
+A fault's file is named after its finding; what follows `__` is the library or the release.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.audit.launches import HERE, ROOT
+from toolkit.audit.report import Report, build_report
+
+HEAVY = ("deepspeed", "DeepSpeedPlugin", "transformers", "lightning", "trainer_parts")
+FAULTS = sorted((HERE / "faults").glob("*.py"))
+CLEAN = sorted((HERE / "clean").glob("*.py"))
+RELEASES = sorted((HERE / "releases").glob("*.py"))
+
+
+def is_heavy(script: Path) -> bool:
+    """Whether it imports a library that takes seconds."""
+    imports = [line for line in script.read_text().splitlines() if "import " in line]
+    return any(name in line for line in imports for name in HEAVY)
+
+
+def marked(scripts: list[Path]) -> list[object]:
+    return [
+        pytest.param(script, id=script.stem, marks=[pytest.mark.long] if is_heavy(script) else [])
+        for script in scripts
+    ]
+
+
+def watch_all(out: Path, scripts: list[Path], *packages: Path) -> dict[str, Report]:
+    """Return the reports of scripts, from one launch with `packages` in front of all others."""
+    environment = {**os.environ, "HF_HOME": str(out / "home"), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*packages, ROOT]))
+    if packages:  # a release compiles its own extension, which must not replace another's
+        environment["TORCH_EXTENSIONS_DIR"] = str(packages[0] / "extensions")
+    command = [sys.executable, str(HERE / "warm.py"), str(out), *map(str, scripts)]
+    subprocess.run(command, env=environment, check=True, timeout=280)
+    return {
+        script.stem: build_report(folder, int((folder / "code").read_text()))
+        for script in scripts
+        for folder in [out / script.stem]
+    }
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    scripts = [script for script in FAULTS + CLEAN if not is_heavy(script)]
+    return watch_all(tmp_path_factory.mktemp("quick"), scripts)
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    scripts = [script for script in FAULTS + CLEAN if is_heavy(script)]
+    return watch_all(tmp_path_factory.mktemp("heavy"), scripts)
+
+
+def report_of(script: Path, request: pytest.FixtureRequest) -> Report:
+    reports: dict[str, Report] = request.getfixturevalue("heavy" if is_heavy(script) else "quick")
+    return reports[script.stem]
+
+
+def check_fault(report: Report, script: Path) -> None:
+    found = {finding.name: finding.where for finding in report.findings}
+    name = script.stem.partition("__")[0]
+    assert name in found, found
+    lines = script.read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if text.endswith("# FAULT")]
+    assert found[name] == f"{script}:{line}"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", marked(FAULTS))
+def test_a_fault_is_named_with_its_line(script: Path, request: pytest.FixtureRequest) -> None:
+    check_fault(report_of(script, request), script)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", marked(CLEAN))
+def test_a_clean_script_has_no_finding(script: Path, request: pytest.FixtureRequest) -> None:
+    report = report_of(script, request)
+    assert len(report.steps) == 3
+    assert [finding.to_json() for finding in report.findings] == []
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", RELEASES, ids=lambda script: script.stem)
+def test_a_release_with_the_fault_is_caught(script: Path, tmp_path: Path) -> None:
+    """`make test-museum` installs the releases."""
+    package, _, version = script.stem.partition("__")[2].partition("_")
+    release = f"{package}=={version.replace('_', '.')}"
+    folder = ROOT / ".venv" / "museum" / release / "site-packages"
+    if not folder.exists():
+        pytest.skip(f"{release} is installed by `make test-museum`")
+    report = watch_all(tmp_path, [script], folder)[script.stem]
+    assert f"{package}=={report.ranks[0]['versions'][package]}" == release
+    check_fault(report, script)

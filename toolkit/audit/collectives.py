@@ -1,0 +1,57 @@
+"""Hear of every collective of this process, without a dispatch mode around the script's operators.
+
+A kernel in front of each collective operator, at its autograd key, notes the call and hands it on
+(`torch.library`); all other operators are untouched. Collectives that DTensor issues inside an
+operation of its own are below that key and not heard of, such as those of a sharded norm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from toolkit.engines.collectives import OPERATORS, Collective, read_collective
+
+_KEYS = ("AutogradCPU", "AutogradCUDA")
+
+
+class CollectiveListener:
+    """Calls `heard` with each collective until `remove`."""
+
+    def __init__(self, heard: Callable[[Collective], None]) -> None:
+        self._heard = heard
+        self._is_inside = False
+        self._libraries: list[torch.library.Library] = []
+        for key in _KEYS:
+            for namespace in ("c10d", "_c10d_functional"):
+                library = torch.library.Library(namespace, "IMPL", key)
+                self._libraries.append(library)
+                for name in OPERATORS:
+                    self._cover(library, namespace, name)
+
+    def _cover(self, library: torch.library.Library, namespace: str, name: str) -> None:
+        owner, _, operator = name.partition("::")
+        packet: Any = getattr(getattr(torch.ops, namespace), operator, None)
+        for overload in packet.overloads() if packet and owner == namespace else ():
+            full = operator if overload == "default" else f"{operator}.{overload}"
+            library.impl(full, self._kernel(getattr(packet, overload)), with_keyset=True)
+
+    def _kernel(self, operator: Any) -> Any:
+        def kernel(keyset: Any, *arguments: Any, **settings: Any) -> Any:
+            outer, self._is_inside = not self._is_inside, True
+            try:
+                with torch._C._AutoDispatchBelowAutograd():
+                    result = operator(*arguments, **settings)
+            finally:
+                self._is_inside = not outer
+            if outer and not torch.compiler.is_compiling():
+                self._heard(read_collective(operator, arguments, result, True))
+            return result
+
+        return kernel
+
+    def remove(self) -> None:
+        """Take the kernels off again."""
+        for library in self._libraries:
+            library._destroy()
+        self._libraries.clear()

@@ -1,0 +1,1 @@
+"""A folder for the front of PYTHONPATH; it holds `sitecustomize.py` alone."""

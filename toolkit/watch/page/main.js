@@ -1,0 +1,3 @@
+const page = document.getElementById("page");
+buildLesson(page);
+if (DATA.dials) buildDials(page);
