@@ -1,15 +1,26 @@
 """`toolkit train`: a run on its strategy, from the launch line to the exit code."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toolkit.commands.options import Overrides, RunFile
+from toolkit.commands.options import Overrides
+
+RunFileOrPlan = Annotated[
+    Path | None, typer.Option(help="The run configuration.", metavar="RUN.yaml")
+]
 
 
 def train(
-    strategy: Annotated[str, typer.Option(help="One of configs/accelerate, or a launch file.")],
-    config: RunFile,
+    strategy: Annotated[
+        str | None, typer.Option(help="One of configs/accelerate, or a launch file.")
+    ] = None,
+    config: RunFileOrPlan = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A folder that plan --write made, in place of both.", metavar="DIR"),
+    ] = None,
     overrides: Overrides = None,
     num_processes: Annotated[
         int | None, typer.Option(help="Processes to start; else the launch file's.")
@@ -30,6 +41,7 @@ def train(
     """
     from toolkit.training.start import start
 
+    strategy, config = _files(strategy, config, plan)
     flags = {"--strict": strict, "--verbose": verbose, "--quiet": quiet}
     raise typer.Exit(
         start(
@@ -40,3 +52,21 @@ def train(
             options=[flag for flag, is_given in flags.items() if is_given],
         )
     )
+
+
+def _files(strategy: str | None, config: Path | None, plan: Path | None) -> tuple[str, Path]:
+    """Return the launch file and the run configuration.
+
+    Raises:
+        UsageError: neither a plan nor both of them were given.
+    """
+    from toolkit.errors import UsageError
+    from toolkit.planning.write import plan_files
+
+    if plan is not None:
+        if strategy is not None or config is not None:
+            raise UsageError("--plan has its own launch file and run configuration; give it alone")
+        return plan_files(plan)
+    if strategy is None or config is None:
+        raise UsageError("give --strategy and --config, or --plan DIR")
+    return strategy, config

@@ -1,7 +1,10 @@
 """The fastest configuration that fits, and all others in order."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from toolkit.engines.strategies import Strategy
@@ -9,7 +12,8 @@ from toolkit.memory.hardware import GIB
 from toolkit.model.flops import flops_per_token
 from toolkit.planning.candidates import Candidate, Search
 from toolkit.planning.cluster import Cluster
-from toolkit.planning.timing import Timing, time_step
+from toolkit.planning.timing import LeastTimes, Timing
+from toolkit.program.readers.seconds import StepTime
 from toolkit.program.settings import StepSettings
 
 MORE_MEMORY = 8 * GIB
@@ -42,6 +46,28 @@ class PlanRow:
     def order_s(self) -> float:
         """Seconds that put rows in order; a figure only where the timing is calibrated."""
         return self.timing.middle.step_s
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """Seconds at least and at most; twice the same where the calibration reaches."""
+        return self.ends(lambda step: step.step_s)
+
+    @property
+    def paired_s(self) -> list[float]:
+        """Seconds of the step at each assumption, in an order that all rows share."""
+        return [step.step_s for step in self._steps]
+
+    def ends(self, read: Callable[[StepTime], float]) -> tuple[float, float]:
+        """Return the least and the most of a figure; twice the middle's where it is calibrated."""
+        figures = [read(step) for step in self._steps]
+        return min(figures), max(figures)
+
+    @property
+    def _steps(self) -> list[StepTime]:
+        if self.timing.is_calibrated:
+            return [self.timing.middle]
+        times = self.timing.all
+        return [times.fastest, times.middle, times.slowest]
 
     @property
     def tokens_per_step(self) -> int:
@@ -120,45 +146,72 @@ class Change:
 
 
 def find_answer(search: Search, cluster: Cluster) -> Answer:
-    """Return the rows of a search on a cluster."""
-    candidates = search.candidates(cluster)
-    return Answer(cluster, rank(candidates, cluster), search.size(cluster))
+    """Return the rows of a search on a cluster, without those that cannot be the best of theirs.
+
+    The chunked loss and checkpointing compute as much or more for the same collectives: a shape
+    whose largest micro-batch of all fits is not tried with them, nor is one whose computation alone
+    would take longer than the best step of its strategy. Faster links or more memory change neither.
+    """
+    rows: list[PlanRow] = []
+    least = LeastTimes(cluster)
+    best: dict[Strategy, float] = {}
+    with _uncollected():
+        for shape in search.shapes(cluster):
+            for walks in search.variants(shape):
+                if least.of(walks.settings(walks.sizes[-1])) >= best.get(shape.strategy, inf):
+                    continue
+                row = _row(Candidate(walks, walks.largest(cluster.gpu)), cluster)
+                rows.append(row)
+                if row.fits:
+                    best[shape.strategy] = min(row.order_s, best.get(shape.strategy, inf))
+                if row.candidate.is_largest:
+                    break
+    return Answer(cluster, _in_order(rows), search.size(cluster))
 
 
-def rank(candidates: Sequence[Candidate], cluster: Cluster) -> list[PlanRow]:
-    """Return candidates in order: what fits by time, then the rest by memory."""
-    rows = [
-        PlanRow(each, time_step(each.settings, each.program, cluster), cluster)
-        for each in candidates
-    ]
-    return sorted(
-        rows, key=lambda row: (not row.fits, row.order_s if row.fits else row.peak)
-    )
+def _row(candidate: Candidate, cluster: Cluster) -> PlanRow:
+    return PlanRow(candidate, Timing(candidate.settings, candidate.program, cluster), cluster)
 
 
-def changes(search: Search, answer: Answer) -> list[Change]:
+def _in_order(rows: Iterable[PlanRow]) -> list[PlanRow]:
+    """Put what fits first, by time, then the rest by memory."""
+    return sorted(rows, key=lambda row: (not row.fits, row.order_s if row.fits else row.peak))
+
+
+def changes(answer: Answer) -> list[Change]:
     """Return the best with links twice as fast, and with more memory on each GPU."""
     cluster = answer.cluster
     candidates = [row.candidate for row in answer.rows]
     if cluster.is_one_machine or cluster.between is None:
         speed = cluster.speed
-        faster = replace(
-            cluster, speed=replace(speed, link_bytes_per_s=2 * speed.link_bytes_per_s)
-        )
+        faster = replace(cluster, speed=replace(speed, link_bytes_per_s=2 * speed.link_bytes_per_s))
         name = "links in the machine twice as fast"
     else:
         faster = replace(cluster, between=2 * cluster.between)
         name = "a link between machines twice as fast"
     gpu = replace(cluster.gpu, memory_bytes=cluster.gpu.memory_bytes + MORE_MEMORY)
-    larger = replace(cluster, gpu=gpu)
-    return [
-        Change(name, _best(rank(candidates, faster))),
-        Change(
-            f"{MORE_MEMORY // GIB} GiB more on each GPU",
-            _best(rank(search.with_gpu(candidates, gpu), larger)),
-        ),
-    ]
+    with _uncollected():
+        return [
+            Change(name, _best(candidates, faster)),
+            Change(
+                f"{MORE_MEMORY // GIB} GiB more on each GPU",
+                _best([each.on(gpu) for each in candidates], replace(cluster, gpu=gpu)),
+            ),
+        ]
 
 
-def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
-    return rows[0] if rows and rows[0].fits else None
+def _best(candidates: Sequence[Candidate], cluster: Cluster) -> PlanRow | None:
+    rows = [_row(each, cluster) for each in candidates if each.fits]
+    return min(rows, key=lambda row: row.order_s, default=None)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the collector from visiting every event again and again; none of them is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
