@@ -41,7 +41,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("gpu: A100-80\nper_machine: 4\nprice: 3\n", "did you mean 'price_per_gpu_hour'"),
+        ("gpu: A100-80\nper_machine: 4\nmashines: 3\n", "did you mean 'machines'"),
         ("per_machine: 4\n", "gpu is missing"),
         ("gpu: A100-80\nper_machine: 0\n", "per_machine must be at least 1"),
     ],

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,6 +38,11 @@ TrainTokens = Annotated[
     ),
 ]
 Strategies = Annotated[str | None, typer.Option(help="Comma-separated.", show_default="all")]
+Curve = Annotated[Literal["gpus"] | None, typer.Option(help="Scale the best to thousands of GPUs.")]
+BytesPerWeight = Annotated[
+    bool, typer.Option("--bytes-per-weight", help="What each strategy keeps of the model.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the curve.", metavar="FILE")]
 Write = Annotated[
     Path | None, typer.Option(help="Write launch.yaml and run.yaml here.", metavar="DIR")
 ]
@@ -57,6 +62,9 @@ def plan(
     grad_accum_steps: Steps = None,
     train_tokens: TrainTokens = None,
     strategies: Strategies = None,
+    curve: Curve = None,
+    plot: Plot = None,
+    bytes_per_weight: BytesPerWeight = False,
     write: Write = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -88,10 +96,15 @@ def plan(
     )
     if question.solved is not None:
         typer.echo(question.solved.describe(), err=True)
+    if bytes_per_weight:
+        _print_states(run, question)
+        return
     answer = find_answer(question.search, question.cluster)
     if train_tokens is None and config is not None:
         train_tokens = run.training.steps * question.search.tokens.wanted
     _print(question, answer, train_tokens, in_json=as_json)
+    if curve is not None or plot is not None:
+        _print_scaling(answer, plot)
     if write is not None:
         _write(answer, run, write)
 
@@ -154,3 +167,22 @@ def _write(answer: "Answer", run: "RunConfig", folder: Path) -> None:
         typer.echo(f"wrote {path}", err=True)
     for line in start_lines(answer.best, folder):
         typer.echo(line, err=True)
+
+
+def _print_states(run: "RunConfig", question: "Question") -> None:
+    from toolkit.planning.states import describe_states, states_rows
+
+    rows = states_rows(run, question.cluster)
+    for line in describe_states(rows, adam=run.optimizer.name == "adamw"):
+        print(line)
+
+
+def _print_scaling(answer: "Answer", plot: Path | None) -> None:
+    from toolkit.planning.scaling import describe_scaling, plot_scaling
+
+    if answer.best is None:
+        return
+    for line in describe_scaling(answer.best):
+        print(line)
+    if plot is not None:
+        typer.echo(f"drawn in {plot_scaling(answer.best, plot)}", err=True)

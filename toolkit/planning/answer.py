@@ -54,20 +54,17 @@ class PlanRow:
 
     @property
     def paired_s(self) -> list[float]:
-        """Seconds of the step at each assumption, in an order that all rows share."""
-        return [step.step_s for step in self._steps]
+        """Seconds of the step at each end of the calibration, in an order that all rows share."""
+        times = self.timing.all
+        return [times.fastest.step_s, times.slowest.step_s]
 
     def ends(self, read: Callable[[StepTime], float]) -> tuple[float, float]:
         """Return the least and the most of a figure; twice the middle's where it is calibrated."""
-        figures = [read(step) for step in self._steps]
-        return min(figures), max(figures)
-
-    @property
-    def _steps(self) -> list[StepTime]:
-        if self.timing.is_calibrated:
-            return [self.timing.middle]
         times = self.timing.all
-        return [times.fastest, times.middle, times.slowest]
+        if self.timing.is_calibrated:
+            return read(times.middle), read(times.middle)
+        figures = [read(step) for step in (times.fastest, times.middle, times.slowest)]
+        return min(figures), max(figures)
 
     @property
     def tokens_per_step(self) -> int:
@@ -150,7 +147,8 @@ def find_answer(search: Search, cluster: Cluster) -> Answer:
 
     The chunked loss and checkpointing compute as much or more for the same collectives: a shape
     whose largest micro-batch of all fits is not tried with them, nor is one whose computation alone
-    would take longer than the best step of its strategy. Faster links or more memory change neither.
+    would take longer than the best step of its strategy. Neither faster links nor more memory
+    change that.
     """
     rows: list[PlanRow] = []
     least = LeastTimes(cluster)

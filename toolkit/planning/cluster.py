@@ -134,8 +134,8 @@ def build_cluster(
         raise UsageError(_unfilled(count, machine))
     if count > machine and link is None:
         raise UsageError(
-            f"{count} GPUs are {count // machine} machines of {machine}; give the link of a machine "
-            f"to the others, such as --between-machines 400Gbit, or --cluster with one of "
+            f"{count} GPUs are {count // machine} machines of {machine}; give the link of a "
+            "machine to the others, such as --between-machines 400Gbit, or --cluster with one of "
             f"{', '.join(shipped_clusters())}"
         )
     return Cluster(

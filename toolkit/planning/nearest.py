@@ -17,13 +17,12 @@ def nearest_that_fits(search: Search, answer: Answer) -> str:
     Checkpointing and the chunked loss have been tried by then.
     """
     cluster = answer.cluster
-    if len(search.strategies) < len(STRATEGIES):
-        if best := find_answer(replace(search, strategies=STRATEGIES), cluster).best:
-            return f"another strategy does: {describe(best)}"
-    if search.tokens.only is not None:
-        freed = replace(search, tokens=replace(search.tokens, only=None))
-        if best := find_answer(freed, cluster).best:
-            return f"a smaller micro-batch does: {describe(best)}"
+    every = replace(search, strategies=STRATEGIES)
+    if search != every and (best := find_answer(every, cluster).best):
+        return f"another strategy does: {describe(best)}"
+    free = replace(search, tokens=replace(search.tokens, only=None))
+    if search != free and (best := find_answer(free, cluster).best):
+        return f"a smaller micro-batch does: {describe(best)}"
     for doublings in range(1, MOST_DOUBLINGS + 1):
         larger = _doubled(cluster, 2**doublings)
         if not search.tokens.micro_batches(

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from toolkit.program.events import (
+    Alloc,
+    At,
     Collective,
     Compute,
     Event,
+    Free,
     Group,
     Phase,
     Program,
@@ -136,9 +139,10 @@ class _Clocks:
 
     def run(self, section: Section) -> None:
         """Move the clocks by a section; once it has settled, by all repetitions left at once."""
+        timed = [each for each in section.events if not isinstance(each, (Alloc, Free, At))]
         for _ in range(min(section.times, SETTLED)):
             before = self.now_s, self.communication_s, self.exposed_s
-            for event in section.events:
+            for event in timed:
                 self.follow(event)
         left = max(0, section.times - SETTLED)
         if left:
