@@ -109,3 +109,8 @@ clean:
 .PHONY: plan-errors
 plan-errors: $(READY)
 	$(BIN)/python -m benchmarks.plan_errors
+
+# The learning rate at four numbers of tokens per step, with the square-root rule and without.
+.PHONY: learning-rate
+learning-rate: $(READY) data
+	$(BIN)/python -m benchmarks.learning_rate
