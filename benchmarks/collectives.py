@@ -13,84 +13,49 @@ Bus bandwidth and payload are those of nccl-tests (doc/PERFORMANCE.md), so figur
 with published ones: all-reduce counts 2 (n - 1) / n of its payload, the other two (n - 1) / n.
 """
 
-import json
 import os
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import collectives_rank
 from benchmarks.fitting import settings_of
-from benchmarks.links import Link, check_rate, linked
+from benchmarks.links import check_rate, linked
 from benchmarks.machine import describe_environment, find_machine
-from benchmarks.machine_profile import (
-    KINDS,
-    MachineProfile,
-    Point,
-    bus_factor,
-    fit_curve,
-    read_profile,
-)
 from benchmarks.prediction import group_sizes
 from benchmarks.record import read_records
 from benchmarks.sweep import exit_code_of
 from toolkit.errors import UsageError
 from toolkit.home import expand_words
-from toolkit.launch.processes import processes
-
-TIMEOUT_S = 600.0
+from toolkit.prediction.machine_profile import (
+    MachineProfile,
+    bus_factor,
+    read_profile,
+)
+from toolkit.prediction.measure import measure_machine
 
 
 def measure_profile(*, world_size: int, link_mbit_per_s: float | None) -> MachineProfile:
-    """Start the ranks and return what they measured.
+    """Measure over the machine's own link or a throttled one.
 
     Raises:
         UsageError: a link was asked for with another number of ranks than two, or cannot be made.
         ProcessError: a rank failed.
-        HangError: they took longer than `TIMEOUT_S`.
+        HangError: they took too long.
     """
     if link_mbit_per_s is not None and world_size != 2:
         raise UsageError(f"a link joins 2 ranks, not {world_size}")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with ExitStack() as stack:
         link = None
         if link_mbit_per_s is not None:
             link = stack.enter_context(linked(link_mbit_per_s))
-        found = _run_ranks(Path(folder), world_size, link)
-    return MachineProfile(
-        environment=describe_environment(found["device"], threads=found["threads"]),
-        world_size=world_size,
-        backend=found["backend"],
-        link_mbit_per_s=link_mbit_per_s,
-        collectives={
-            kind: fit_curve([Point(**point) for point in found["collectives"][kind]])
-            for kind in KINDS
-        },
-        matmul_flops_per_s=found["matmul_flops_per_s"],
-    )
-
-
-def _run_ranks(folder: Path, world_size: int, link: Link | None) -> dict[str, Any]:
-    results = folder / "results.json"
-    module = [sys.executable, "-m", collectives_rank.__name__]
-    meeting = [str(world_size), str(folder / "meeting"), str(results)]
-    commands = [[*module, str(rank), *meeting] for rank in range(world_size)]
-    if link:
-        commands = [link.command(rank, command) for rank, command in enumerate(commands)]
-    with processes(
-        commands,
-        folder=folder,
-        threads=max(1, len(os.sched_getaffinity(0)) // world_size),
-        environment={"GLOO_SOCKET_IFNAME": link.interface} if link else {},
-    ) as group:
-        group.finish("the ranks", timeout_s=TIMEOUT_S)
-    found: dict[str, Any] = json.loads(results.read_text())
-    return found
+        found = measure_machine(world_size, link=link, link_mbit_per_s=link_mbit_per_s)
+    environment = describe_environment(found.environment.device, threads=found.environment.threads)
+    return found.model_copy(update={"environment": environment})
 
 
 def print_profile(profile: MachineProfile, console: Console) -> None:

@@ -1,15 +1,13 @@
 """The machine a benchmark runs on: what to write down about it, and what it can do at most."""
 
-import os
 import platform
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cache
-from pathlib import Path
 
 import psutil
 
-from benchmarks.record import Environment
+from toolkit.prediction.machine_profile import Environment
+from toolkit.prediction.measure import describe_machine
 from toolkit.program.settings import Device
 from toolkit.training.run_folder import git_state, package_versions
 
@@ -48,14 +46,11 @@ def describe_environment(device: str, *, threads: int) -> Environment:
         device: what the ranks compute on.
         threads: of each rank.
     """
-    return Environment(
-        versions={"python": platform.python_version(), **package_versions()},
-        device=device,
-        cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0)),
-        threads=threads,
-        git=_git(),
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    return describe_machine(device, threads).model_copy(
+        update={
+            "versions": {"python": platform.python_version(), **package_versions()},
+            "git": _git(),
+        }
     )
 
 
@@ -63,13 +58,3 @@ def describe_environment(device: str, *, threads: int) -> Environment:
 def _git() -> dict[str, object] | None:
     """The state at the first measurement: what runs later is the code of then."""
     return git_state()
-
-
-@cache
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

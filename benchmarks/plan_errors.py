@@ -17,6 +17,7 @@ from statistics import fmean, median, quantiles
 import numpy as np
 from scipy.optimize import nnls
 
+from benchmarks.anchor_errors import anchor_error_rows, read_rows
 from toolkit.model.sizes import ModelSizes
 from toolkit.prediction.costs import Costs, amounts_of
 from toolkit.prediction.devices import DeviceSpeed, Shares, find_speed
@@ -41,7 +42,7 @@ class Example:
 
     @property
     def gpu(self) -> str:
-        """The GPU's name in `devices.csv`."""
+        """The GPU's name in `toolkit/model/devices.csv`."""
         return self.row["gpu"].removesuffix("-SXM")
 
     @property
@@ -97,6 +98,7 @@ class Example:
         return 6 * self._int("n_params") + 12 * layers * width * seq
 
 
+Table = list[tuple[str, ...]]
 Fit = Callable[[list[Example]], Callable[[Example], float]]
 
 
@@ -173,13 +175,26 @@ def main() -> None:
     """Write the errors as CSV and as Markdown, and the shares."""
     examples = read_examples()
     shipped = _HERE.parent / "toolkit" / "prediction" / "use.csv"
-    table = error_rows(examples)
-    for path, rows in ((shipped, use_rows(examples)), (_HERE / "results/plan_errors.csv", table)):
-        with path.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
-    lines = [f"| {' | '.join(line)} |" for line in table]
-    lines.insert(1, "| --- | --- | ---: | ---: | ---: | --- |")
-    (_HERE / "results" / "plan_errors.md").write_text("\n".join(lines) + "\n")
+    tables = {
+        "plan_errors": ("Published throughput, each model size left out", error_rows(examples)),
+        "anchor_errors": ("Other sources, one row as anchor", anchor_error_rows(read_rows())),
+    }
+    _write_csv(shipped, use_rows(examples))
+    for name, (_, table) in tables.items():
+        _write_csv(_HERE / "results" / f"{name}.csv", table)
+    parts = [f"## {title}\n\n{_as_markdown(table)}" for title, table in tables.values()]
+    (_HERE / "results" / "plan_errors.md").write_text("\n".join(parts))
+
+
+def _write_csv(path: Path, rows: Table) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _as_markdown(table: Table) -> str:
+    head, *rows = (f"| {' | '.join(line)} |" for line in table)
+    rule = "| " + " | ".join("---" for _ in table[0]) + " |"
+    return "\n".join([head, rule, *rows]) + "\n"
 
 
 if __name__ == "__main__":

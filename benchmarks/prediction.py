@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fitting import estimate_bytes, settings_of
-from benchmarks.machine_profile import Curve, MachineProfile
 from benchmarks.record import Case, Record
 from toolkit.errors import UsageError
+from toolkit.prediction.machine_profile import MachineProfile
+from toolkit.prediction.profiled import ProfiledNetwork
 from toolkit.program.events import Collective
 from toolkit.program.readers.held import read_held
 from toolkit.program.readers.seconds import ComputeTimes, StepTime, read_seconds
@@ -22,41 +23,6 @@ from toolkit.program.step import write_step
 
 MOST_SEQUENCES = 4096
 """Where the search for a break-even micro-batch ends."""
-
-
-class ProfiledNetwork:
-    """What collectives take by machine profiles, each of one number of ranks over one link.
-
-    A group of fewer ranks than there are takes what as many ranks took alone: that other groups use
-    the machine at the same time is not in it.
-    """
-
-    def __init__(self, profiles: Sequence[MachineProfile], settings: StepSettings) -> None:
-        self.profiles = {profile.world_size: profile for profile in profiles}
-        self.settings = settings
-        self.busy_cores = _busy_cores(profiles[0], settings.world_size)
-
-    def seconds(self, collective: Collective) -> float:
-        """Return the time of one call, read off the measured curve."""
-        return self._curve(collective).seconds(collective.bytes)
-
-    def core_seconds(self, collective: Collective) -> float:
-        """Return what a backend's threads take from the computation where no core is left."""
-        cpu_s_per_byte = self._curve(collective).cpu_s_per_byte or 0.0
-        return self.busy_cores * cpu_s_per_byte * collective.bytes
-
-    def _curve(self, collective: Collective) -> Curve:
-        ranks = self.settings.ranks_of(collective.group)
-        collectives = self.profiles[ranks].collectives
-        # As much is sent; profiles made before there was the exchange do not have it.
-        return collectives.get(collective.kind) or collectives["all_gather"]
-
-
-def _busy_cores(profile: MachineProfile, world_size: int) -> float:
-    """Return the share of a rank's communication threads that has no core of its own, 0 to 1."""
-    environment = profile.environment
-    free = environment.cores - world_size * environment.threads
-    return 1 - min(1.0, max(0.0, free / world_size))
 
 
 def predict_step(case: Case, compute: ComputeTimes, profiles: Sequence[MachineProfile]) -> StepTime:

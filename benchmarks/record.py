@@ -15,6 +15,7 @@ from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Precision, Strategy
 from toolkit.errors import UsageError
 from toolkit.model.sizes import Loss, ModelSizes
+from toolkit.prediction.machine_profile import Environment
 
 RECORDS = "records.jsonl"
 Count = Annotated[int, Field(ge=1)]
@@ -82,18 +83,6 @@ class Case(_Model):
         words += ["compiled"] if self.compile else []
         words += [f"{self.link_mbit_per_s:g} Mbit/s"] if self.link_mbit_per_s else []
         return ", ".join(words)
-
-
-class Environment(_Model):
-    """Where and when; `git` is None outside a checkout, `started_at` UTC in ISO 8601."""
-
-    versions: dict[str, str]
-    device: str
-    cpu: str
-    cores: int
-    threads: int
-    git: dict[str, Any] | None
-    started_at: str
 
 
 class Agreement(_Model):

@@ -22,7 +22,6 @@ from benchmarks.comparison import over_links, pairs_of
 from benchmarks.figures import colour_variables, svgs_of, write_png
 from benchmarks.findings import findings
 from benchmarks.link_charts import ratio_chart, time_chart
-from benchmarks.machine_profile import MachineProfile, read_profile
 from benchmarks.measured import (
     KINDS,
     Measured,
@@ -33,7 +32,7 @@ from benchmarks.measured import (
     why_not_measured,
 )
 from benchmarks.prediction import compute_of, predict_step
-from benchmarks.record import RECORDS, Case, Environment, Record, Split, read_records
+from benchmarks.record import RECORDS, Case, Record, Split, read_records
 from benchmarks.tables import (
     bytes_table,
     cases_table,
@@ -44,6 +43,7 @@ from benchmarks.tables import (
 )
 from toolkit.errors import ToolkitError, UsageError
 from toolkit.home import expand_words
+from toolkit.prediction.machine_profile import Environment, MachineProfile, read_profile
 
 # Whatever a later change might load from elsewhere, browsers refuse, and report on their console.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

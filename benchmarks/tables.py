@@ -11,8 +11,6 @@ from benchmarks.comparison import (
     measured_points,
     predicted_points,
 )
-from benchmarks.machine_profile import KINDS as PROFILED
-from benchmarks.machine_profile import MachineProfile, bus_factor
 from benchmarks.measured import (
     KINDS,
     Measured,
@@ -29,6 +27,8 @@ from benchmarks.measured import (
 )
 from benchmarks.record import Case, Record
 from toolkit.engines.traffic import EngineKind
+from toolkit.prediction.machine_profile import KINDS as PROFILED
+from toolkit.prediction.machine_profile import MachineProfile, bus_factor
 
 MIB = 2**20
 NOTHING = "-"

@@ -1,9 +1,9 @@
 from typing import Any
 
 from benchmarks.machine import Machine
-from benchmarks.machine_profile import KINDS, Curve, MachineProfile, Point
-from benchmarks.record import Case, Environment, Record
+from benchmarks.record import Case, Record
 from toolkit.model.sizes import ModelSizes
+from toolkit.prediction.machine_profile import KINDS, Curve, Environment, MachineProfile, Point
 
 GIB = 2**30
 TINY = ModelSizes(n_layer=2, n_head=2, n_embd=32, vocab_size=512, block_size=32)

@@ -4,12 +4,12 @@ import random
 from itertools import product
 from typing import Any
 
-from benchmarks.machine_profile import MachineProfile
 from benchmarks.record import Case, Record
 from tests.program.communication import Range, expected_collectives
 from tests.program.held_gradients import held_gradient_bytes
 from toolkit.engines.strategies import Accumulation, Strategy, replicas_of
 from toolkit.model.sizes import ModelSizes
+from toolkit.prediction.machine_profile import MachineProfile
 
 SIZES = ModelSizes(n_layer=4, n_head=4, n_embd=128, vocab_size=2048, block_size=128)
 COMPUTE_S = 0.06

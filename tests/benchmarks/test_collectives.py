@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.collectives import main, measure_profile, missing_profiles
 from benchmarks.links import links_unavailable
-from benchmarks.machine_profile import bus_factor, read_profile
 from benchmarks.record import append_record
 from tests.benchmarks.cases import case, profile, record
 from toolkit.errors import UsageError
+from toolkit.prediction.machine_profile import bus_factor, read_profile
 
 
 def test_a_link_of_three_ranks_is_refused() -> None:

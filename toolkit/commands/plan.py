@@ -37,6 +37,9 @@ TrainTokens = Annotated[
         show_default="steps of --config",
     ),
 ]
+Explain = Annotated[
+    Path | None, typer.Option(help="Where the step time of a run went.", metavar="RUN")
+]
 Strategies = Annotated[str | None, typer.Option(help="Comma-separated.", show_default="all")]
 Curve = Annotated[Literal["gpus"] | None, typer.Option(help="Scale the best to thousands of GPUs.")]
 BytesPerWeight = Annotated[
@@ -66,6 +69,7 @@ def plan(
     plot: Plot = None,
     bytes_per_weight: BytesPerWeight = False,
     write: Write = None,
+    explain: Explain = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Name the fastest configuration that fits, why, and what a run takes.
@@ -77,6 +81,11 @@ def plan(
     from toolkit.planning.question import Dials, build_question
     from toolkit.verify.options import choices
 
+    if explain is not None:
+        from toolkit.runs.explain import explain as explain_run
+
+        print(*explain_run(explain), sep="\n")
+        return
     run = _in_half_precision(
         options.load_run(config, overrides or [], preset=preset, micro_batch_size=micro_batch_size),
         is_a_file=config is not None,

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +20,22 @@ def peak_flops_per_s(device: str, precision: Literal["fp32", "bf16", "fp16"]) ->
     """
     if precision == "fp32":
         return None
-    with Path(__file__).with_name("devices.csv").open() as file:
-        for row in csv.DictReader(file):
-            tflops = row[f"{precision}_tflops"]
-            if re.fullmatch(row["device"], device) and tflops:
-                return float(tflops) * _TFLOP
+    for row in read_devices():
+        tflops = row[f"{precision}_tflops"]
+        if re.fullmatch(row["device"], device) and tflops:
+            return float(tflops) * _TFLOP
     return None
+
+
+@cache
+def read_devices() -> tuple[dict[str, str], ...]:
+    """Return the data sheets: the rows of `devices.csv`, a figure that is not known left empty.
+
+    `gpu` names a GPU as in `toolkit/memory/hardware.csv`, `device` matches PyTorch's names of it;
+    GPUs of one `chip` differ in memory alone.
+    """
+    with Path(__file__).with_name("devices.csv").open() as file:
+        return tuple(csv.DictReader(file))
 
 
 def flops_per_token(sizes: ModelSizes, *, seq_len: int) -> int:

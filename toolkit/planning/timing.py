@@ -5,7 +5,7 @@ from functools import cached_property
 
 from toolkit.engines.strategies import Strategy
 from toolkit.planning.cluster import Cluster
-from toolkit.prediction.devices import CALIBRATED_PARAMETERS, widest_use
+from toolkit.prediction.devices import CALIBRATED_PARAMETERS
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import TimeRange, predict, predict_range
 from toolkit.program.events import Compute, Program
@@ -29,12 +29,12 @@ class Timing:
     def middle(self) -> StepTime:
         """The time that puts configurations in order."""
         speed = self.cluster.speed
-        return predict(self.program, speed.costs((speed.use or widest_use()).middle), self._network)
+        return predict(self.program, speed.costs(speed.nearest_use.middle), self._network)
 
     @cached_property
     def all(self) -> TimeRange:
         """The slowest, the middle and the fastest."""
-        use = self.cluster.speed.use or widest_use()
+        use = self.cluster.speed.nearest_use
         return predict_range(self.program, self.cluster.speed, use, self._network)
 
     @property
@@ -83,7 +83,7 @@ class LeastTimes:
 
     def __init__(self, cluster: Cluster) -> None:
         speed = cluster.speed
-        self._costs = speed.costs((speed.use or widest_use()).middle)
+        self._costs = speed.costs(speed.nearest_use.middle)
         self._found: dict[tuple[object, ...], float] = {}
 
     def of(self, step: StepSettings) -> float:

@@ -1,17 +1,18 @@
-"""What is known of a GPU's speed: data sheets in `devices.csv`, what training reaches in `use.csv`.
+"""What is known of a GPU's speed: its data sheet, and what training reaches of it in `use.csv`.
 
 `use.csv` is written by `make plan-errors`: shares of a GPU's peaks that were fitted to published
 steps, and how far predictions of a size of model were off whose rows had no part in the fit.
 """
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from toolkit.errors import UsageError
+from toolkit.model.flops import read_devices
 from toolkit.prediction.costs import Costs
 
 CALIBRATED_PARAMETERS = range(124_131_840, 64_862_437_377)
@@ -59,10 +60,21 @@ class DeviceSpeed:
     """
 
     name: str
+    chip: str
     peak_flops: float
     memory_bytes_per_s: float
     link_bytes_per_s: float
     use: Use | None
+
+    @property
+    def nearest_use(self) -> Use:
+        """What was measured on this GPU; else the span over all, with the same chip's as middle."""
+        if self.use is not None:
+            return self.use
+        span = widest_use()
+        alike = (find_speed(gpu) for gpu in _measured_use())
+        same = next((speed.use for speed in alike if speed.chip == self.chip), None)
+        return span if same is None else replace(span, middle=same.middle)
 
     def costs(self, shares: Shares) -> Costs:
         """Return the seconds of a unit of work."""
@@ -91,7 +103,7 @@ def find_speed(gpu: str) -> DeviceSpeed:
     Raises:
         UsageError: nothing is known of its speed.
     """
-    rows = _read("devices.csv")
+    rows = {row["gpu"]: row for row in read_devices() if row["busbw_gbs"]}
     if gpu not in rows:
         raise UsageError(
             f"--gpu {gpu}: its speed is not known, only its memory (toolkit estimate --gpu "
@@ -100,7 +112,8 @@ def find_speed(gpu: str) -> DeviceSpeed:
     row = rows[gpu]
     return DeviceSpeed(
         name=gpu,
-        peak_flops=1e12 * float(row["peak_tflops"]),
+        chip=row["chip"],
+        peak_flops=1e12 * float(row["bf16_tflops"]),
         memory_bytes_per_s=1e9 * float(row["memory_gbs"]),
         link_bytes_per_s=1e9 * float(row["busbw_gbs"]),
         use=_measured_use().get(gpu),
@@ -124,13 +137,9 @@ def widest_use() -> Use:
 @cache
 def _measured_use() -> dict[str, Use]:
     found = {}
-    for gpu, row in _read("use.csv").items():
+    with Path(__file__).with_name("use.csv").open() as file:
+        rows = {row["gpu"]: row for row in csv.DictReader(file)}
+    for gpu, row in rows.items():
         shares = Shares(*(float(row[name]) for name in Shares.__annotations__))
         found[gpu] = Use(shares, shares, shares, float(row["least"]), float(row["most"]))
     return found
-
-
-@cache
-def _read(name: str) -> dict[str, dict[str, str]]:
-    with Path(__file__).with_name(name).open() as file:
-        return {row["gpu"]: row for row in csv.DictReader(file)}

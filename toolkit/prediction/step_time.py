@@ -37,21 +37,23 @@ def predict_range(program: Program, speed: DeviceSpeed, use: Use, network: Netwo
 
 def predict(program: Program, costs: Costs, network: Network) -> StepTime:
     """Return the time of a step whose work takes `costs`, collectives beside it included."""
-    return run_clocks(program, costs.compute_s, _BesideKernels(network, costs))
+    return run_clocks(program, costs.compute_s, BesideKernels(network, costs))
 
 
 @dataclass(frozen=True)
-class _BesideKernels:
+class BesideKernels:
     """A network whose collectives slow down the kernels beside them."""
 
     network: Network
     costs: Costs
 
     def seconds(self, collective: Collective) -> float:
+        """Return the time of one call."""
         return self.network.seconds(collective)
 
     def core_seconds(self, collective: Collective) -> float:
-        return self.costs.taken_s(collective)
+        """Return what an overlapped call takes from the kernels beside it."""
+        return 0.0 if collective.blocks else self.costs.taken_s(collective)
 
 
 def _parts(program: Program, costs: Costs, step: StepTime) -> dict[str, float]:

@@ -17,6 +17,7 @@ from toolkit.training.report import RunReport
 from toolkit.training.resume import resume
 from toolkit.training.roll_back import RollBack
 from toolkit.training.saving import Saving
+from toolkit.training.step_time import StepTimes
 from toolkit.training.stop import StopRequest
 from toolkit.training.stragglers import Stragglers
 from toolkit.training.validation import Validation
@@ -49,7 +50,8 @@ def build_loop(
     first = run.engine.rank == 0
     memory = MemoryPeak(run.engine.device, folder if first else None, log, estimate=estimate)
     health = Health(run.config.training)
-    report = RunReport(run, folder, log, memory=memory, last_step=step)
+    times = StepTimes(run, log)
+    report = RunReport(run, folder, log, memory=memory, times=times, last_step=step)
     saving = Saving(run, store, log, saved_step=step)
     validation = Validation(run, report, stop)
     return Loop(
@@ -58,6 +60,7 @@ def build_loop(
         [
             FirstStepCheck(run),
             memory,
+            times,
             Profile(folder / "profile", run.engine, run.config.training.profile, log),
             health,
             report,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched
 from toolkit.training.build import Run
+from toolkit.training.step_time import here
 
 
 def header(
@@ -44,8 +45,10 @@ def _groups(launched: Launched) -> str:
 
 
 def devices(device: torch.device) -> dict[str, Any]:
-    """Return what `environment.json` holds of the devices."""
+    """Return what `environment.json` holds of the devices, and of the ranks on this machine."""
+    ranks = {"ranks": here(device).ranks_per_machine}
     if device.type == "cuda":
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return {"type": "cuda", "names": names}
-    return {"type": device.type, "cpu_count": os.cpu_count()}
+        return {"type": "cuda", "names": names, **ranks}
+    names = [here(device).device]
+    return {"type": device.type, "names": names, "cpu_count": os.cpu_count(), **ranks}

@@ -13,6 +13,7 @@ from toolkit.training.callback import Callback, Log, Progress
 from toolkit.training.memory import MemoryPeak
 from toolkit.training.metrics import MetricsLog, TrainLine
 from toolkit.training.run_folder import forget_summary
+from toolkit.training.step_time import StepTimes
 from toolkit.training.summary import Summary
 
 _RECENT = 100
@@ -47,10 +48,18 @@ class RunReport(Callback):
     """
 
     def __init__(
-        self, run: Run, folder: Path, log: Log, *, memory: MemoryPeak, last_step: int
+        self,
+        run: Run,
+        folder: Path,
+        log: Log,
+        *,
+        memory: MemoryPeak,
+        times: StepTimes,
+        last_step: int,
     ) -> None:
         self.log = log
         self.memory = memory
+        self.times = times
         self._plan = run.plan
         self._line = line_of(run)
         self._engine = run.engine
@@ -152,3 +161,6 @@ class RunReport(Callback):
         summary.final_loss = self._loss
         summary.tokens_per_s = median(self._rates) if self._rates else None
         summary.peak_memory_bytes = self.memory.bytes or self._earlier_peak
+        summary.step_s = self.times.step_s
+        summary.step_parts_s = self.times.parts
+        summary.predicted_step_s = self.times.predicted_s

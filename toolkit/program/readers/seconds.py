@@ -8,10 +8,11 @@ model.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from toolkit.engines.traffic import EngineKind
 from toolkit.program.events import (
     Alloc,
     At,
@@ -26,6 +27,7 @@ from toolkit.program.events import (
     Wait,
 )
 
+_ByKind = dict[EngineKind, float]
 SETTLED = 3
 """Repetitions of a section after which each one takes what the one before took."""
 
@@ -37,7 +39,8 @@ class Network(Protocol):
         """Return the time of one call."""
 
     def core_seconds(self, collective: Collective) -> float:
-        """Return the computation's time that a call takes while it is overlapped."""
+        """Return the computation's time that a call takes: the engine's own around it, and what
+        moving the data takes from what is computed meanwhile, unless the call blocks."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,13 @@ class StepTime:
         step_s: all of it.
         communication_s: of its collectives.
         exposed_s: of those, what the computation does not hide.
+        by_kind: both, of each kind of collective.
     """
 
     step_s: float
     communication_s: float
     exposed_s: float
+    by_kind: Mapping[EngineKind, tuple[float, float]] = field(default_factory=dict, compare=False)
 
 
 def read_seconds(program: Program, times: ComputeTimes, network: Network) -> StepTime:
@@ -96,7 +101,9 @@ def run_clocks(
     clocks = _Clocks(network, compute_s)
     for section in program.sections:
         clocks.run(section)
-    return StepTime(clocks.now_s, clocks.communication_s, clocks.exposed_s)
+    sent, exposed = clocks.communication_s, clocks.exposed_s
+    by_kind = {kind: (sent[kind], exposed[kind]) for kind in sent}
+    return StepTime(clocks.now_s, sum(sent.values()), sum(exposed.values()), by_kind)
 
 
 def _seconds_per_unit(program: Program, times: ComputeTimes) -> dict[Phase, float]:
@@ -124,7 +131,7 @@ class _Clocks:
         network_s: when the last collective that a group was given is over.
         over_s: when each collective is over.
         used_s: when the last gather was waited for.
-        communication_s: of all collectives together.
+        communication_s: of all collectives of a kind together.
         exposed_s: of which the computation stood still.
     """
 
@@ -134,22 +141,23 @@ class _Clocks:
     network_s: dict[Group, float] = field(default_factory=lambda: defaultdict(float))
     over_s: dict[Collective, float] = field(default_factory=dict)
     used_s: float = 0.0
-    communication_s: float = 0.0
-    exposed_s: float = 0.0
+    communication_s: _ByKind = field(default_factory=lambda: defaultdict(float))
+    exposed_s: _ByKind = field(default_factory=lambda: defaultdict(float))
 
     def run(self, section: Section) -> None:
         """Move the clocks by a section; once it has settled, by all repetitions left at once."""
         timed = [each for each in section.events if not isinstance(each, (Alloc, Free, At))]
         for _ in range(min(section.times, SETTLED)):
-            before = self.now_s, self.communication_s, self.exposed_s
+            before_s = self.now_s
+            before = dict(self.communication_s), dict(self.exposed_s)
             for event in timed:
                 self.follow(event)
         left = max(0, section.times - SETTLED)
         if left:
-            step_s = self.now_s - before[0]
-            self._shift(left * step_s)
-            self.communication_s += left * (self.communication_s - before[1])
-            self.exposed_s += left * (self.exposed_s - before[2])
+            self._shift(left * (self.now_s - before_s))
+            for total, earlier in zip((self.communication_s, self.exposed_s), before, strict=True):
+                for kind, seconds in total.items():
+                    total[kind] = seconds + left * (seconds - earlier.get(kind, 0.0))
 
     def _shift(self, seconds: float) -> None:
         self.now_s += seconds
@@ -175,15 +183,14 @@ class _Clocks:
             ready_s = max(ready_s, self.over_s[collective.after])
         over_s = max(self.network_s[collective.group], ready_s) + seconds
         self.network_s[collective.group] = self.over_s[collective] = over_s
-        self.communication_s += seconds
+        self.communication_s[collective.kind] += seconds
         if collective.blocks:
             self._wait(collective)
-        else:
-            self.now_s += self.network.core_seconds(collective)
+        self.now_s += self.network.core_seconds(collective)
 
     def _wait(self, collective: Collective) -> None:
         over_s = self.over_s[collective]
-        self.exposed_s += max(0.0, over_s - self.now_s)
+        self.exposed_s[collective.kind] += max(0.0, over_s - self.now_s)
         self.now_s = max(self.now_s, over_s)
         if collective.kind == "all_gather":
             self.used_s = self.now_s

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from math import log
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchmarks.record import Environment
 from toolkit.engines.traffic import EngineKind
 from toolkit.errors import UsageError
+from toolkit.model.sizes import ModelSizes
+from toolkit.program.events import Kind
 
 KINDS: tuple[EngineKind, ...] = get_args(EngineKind)
 
@@ -24,11 +25,24 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Environment(_Model):
+    """Where and when; `git` is None outside a checkout, `started_at` UTC in ISO 8601."""
+
+    versions: dict[str, str]
+    device: str
+    cpu: str
+    cores: int
+    threads: int
+    git: dict[str, Any] | None
+    started_at: str
+
+
 class Point(_Model):
     """One payload.
 
     Attributes:
-        seconds: median over calls, each as long as on its slowest rank.
+        seconds: mean over all calls but the slowest tenth; on a CPU each comes after computation
+            and is the mean of the ranks, on GPUs each is as long as on its slowest rank.
         spread: (third quartile - first quartile) / median of the same.
         cpu_s: processor seconds that one rank's process takes in a call; None on GPUs.
     """
@@ -70,13 +84,40 @@ class Curve(_Model):
         return below.seconds + share * (above.seconds - below.seconds)
 
 
+class WorkPoint(_Model):
+    """One pass of one module, of one shape.
+
+    Attributes:
+        flops, bytes: as a step's program counts them (`toolkit.program.work`).
+        seconds: median over calls, while all ranks do the same.
+    """
+
+    kind: Kind
+    flops: int
+    bytes: int
+    seconds: float
+
+
+class MicroStep(_Model):
+    """Both passes of a whole model without an engine, measured like a `WorkPoint`."""
+
+    sizes: ModelSizes
+    micro_batch_size: int
+    seq_len: int
+    forward_s: float
+    backward_s: float
+
+
 class MachineProfile(_Model):
     """All that was measured, with where and how.
 
     Attributes:
+        environment: what the calibration holds for: device and torch version.
         backend: `nccl` or `gloo`.
         link_mbit_per_s: rate of the link between the ranks; None where it is the machine's own.
         matmul_flops_per_s: of one rank, while all ranks multiply.
+        work: modules by shape, on one rank while all compute; none in a profile of links alone.
+        micro_steps: of small models; none likewise.
     """
 
     environment: Environment
@@ -85,6 +126,8 @@ class MachineProfile(_Model):
     link_mbit_per_s: float | None
     collectives: dict[EngineKind, Curve]
     matmul_flops_per_s: float
+    work: tuple[WorkPoint, ...] = ()
+    micro_steps: tuple[MicroStep, ...] = ()
 
 
 def fit_curve(points: Sequence[Point]) -> Curve:

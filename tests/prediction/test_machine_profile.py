@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine_profile import Point, bus_factor, fit_curve, read_profile
 from toolkit.errors import UsageError
+from toolkit.prediction.machine_profile import Point, bus_factor, fit_curve, read_profile
 
 
 def points(**seconds_by_kib: float) -> list[Point]:

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.collectives`: time collectives by payload, and matrix products.
+"""One rank of `toolkit.prediction.measure`: time collectives by payload, and modules by shape.
 
 Rank 0 writes what was measured as JSON. The ranks meet over a file, so that no port is needed.
 """
@@ -8,20 +8,27 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.machine_profile import KINDS
 from toolkit.engines.traffic import EngineKind
 from toolkit.launch.ownership import follow
+from toolkit.prediction.machine_profile import KINDS
+from toolkit.prediction.measured_work import measure_work
 
 SAMPLE_S = 0.5
 """Time for the calls of one payload; between `SAMPLES` of them."""
-SAMPLES = (5, 30)
+SAMPLES = (5, 60)
+KEPT = 0.9
+"""Of samples, the fastest ones, over which the mean is taken."""
+PRODUCTS = 8
+PRODUCT_SIZE = 256
+"""Matrix products between two calls on a CPU: about 3 ms, as a block of a small model takes."""
 LONGEST_S = 1.0
 """Payloads grow as long as a call of the next is not going to take longer."""
 SMALLEST_BYTES = 1024
@@ -43,12 +50,15 @@ def main(rank: int, world_size: int, meeting: str, results: str) -> None:
     dist.init_process_group(
         backend, init_method=f"file://{meeting}", rank=rank, world_size=world_size
     )
+    points, micro_steps = measure_work(device)
     found = {
         "backend": backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "collectives": {kind: measure_collective(kind, device) for kind in KINDS},
         "matmul_flops_per_s": measure_matmul(device),
+        "work": [point.model_dump() for point in points],
+        "micro_steps": [one.model_dump() for one in micro_steps],
     }
     if rank == 0:
         Path(results).write_text(json.dumps(found))
@@ -69,7 +79,7 @@ def measure_collective(kind: EngineKind, device: torch.device) -> list[dict[str,
 
 
 def measure_payload(kind: EngineKind, size: int, device: torch.device) -> dict[str, Any]:
-    """Return one point, in the fields of `benchmarks.machine_profile.Point`."""
+    """Return one point, in the fields of `Point`."""
     call = build_call(kind, size, device)
     # The first call of a payload sets up buffers, and its time says how many fit.
     calls = CALLS_PER_SAMPLE[device.type]
@@ -77,15 +87,40 @@ def measure_payload(kind: EngineKind, size: int, device: torch.device) -> dict[s
     first_s, _ = timed(call, calls=calls, device=device)
     fewest, most = SAMPLES
     count = min(most, max(fewest, round(SAMPLE_S / first_s)))
-    samples = [timed(call, calls=calls, device=device) for _ in range(count)]
-    seconds = [wall_s for wall_s, _ in samples]
+    on_cpu = device.type == "cpu"
+    samples = (
+        amid_computation(call, count)
+        if on_cpu
+        else [timed(call, calls=calls, device=device) for _ in range(count)]
+    )
+    seconds = sorted(wall_s for wall_s, _ in samples)
     lower, middle, upper = quantiles(seconds, n=4)
     return {
         "bytes": size,
-        "seconds": middle,
+        "seconds": fmean(seconds[: ceil(KEPT * count)]),
         "spread": (upper - lower) / middle,
-        "cpu_s": median(cpu_s for _, cpu_s in samples) if device.type == "cpu" else None,
+        "cpu_s": median(cpu_s for _, cpu_s in samples) if on_cpu else None,
     }
+
+
+def amid_computation(call: Callable[[], object], count: int) -> list[list[float]]:
+    """Return seconds and processor seconds of calls between computation, the mean of the ranks.
+
+    The ranks of a step come to a collective one after another, with their threads asleep: on two
+    ranks that share a machine, up to 1.5 ms more than right after a barrier.
+    """
+    factor = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE)
+    samples = torch.zeros(count, 2, dtype=torch.float64)
+    for sample in samples:
+        for _ in range(PRODUCTS):
+            torch.matmul(factor, factor)
+        cpu_started, started = time.process_time(), time.perf_counter()
+        call()
+        sample[0] = time.perf_counter() - started
+        sample[1] = time.process_time() - cpu_started
+    dist.all_reduce(samples)
+    found: list[list[float]] = (samples / dist.get_world_size()).tolist()
+    return found
 
 
 def build_call(kind: EngineKind, size: int, device: torch.device) -> Callable[[], object]:
@@ -131,7 +166,7 @@ def measure_matmul(device: torch.device) -> float:
     call = lambda: torch.matmul(left, right)  # noqa: E731
     calls = CALLS_PER_SAMPLE[device.type]
     timed(call, calls=calls, device=device)
-    seconds = [timed(call, calls=calls, device=device)[0] for _ in range(SAMPLES[1])]
+    seconds = [timed(call, calls=calls, device=device)[0] for _ in range(30)]
     return 2 * n**3 / median(seconds)
 
 
