@@ -34,7 +34,7 @@ def test_efficiency_is_of_the_first_point_and_falls(best: PlanRow) -> None:
     strong = curve(best, "strong")
     assert strong[0].efficiency == (1, 1)
     assert strong[-1].efficiency[1] < strong[1].efficiency[0] < 1
-    first, last = strong[0].row.paired_s, strong[-1].row.paired_s
+    first, last = strong[0].row.range_s, strong[-1].row.range_s
     assert strong[-1].efficiency[0] == pytest.approx(
         min(4 * a / (128 * b) for a, b in zip(first, last, strict=True))
     )

@@ -11,7 +11,7 @@ from toolkit.memory.largest import StepTokens, largest_micro_batch
 from toolkit.planning.answer import Answer, changes, find_answer
 from toolkit.planning.candidates import VARIANTS, Candidate, Search
 from toolkit.planning.cluster import Cluster, ClusterFile, build_cluster
-from toolkit.planning.timing import Timing
+from toolkit.planning.timing import time_step
 from toolkit.prediction.network import RingNetwork
 from toolkit.program.events import Collective
 
@@ -49,7 +49,7 @@ def test_what_is_passed_over_is_no_faster_than_the_best_of_its_strategy(gpu: str
         for walks in search.variants(shape):
             candidate = Candidate(walks, walks.largest(cluster.gpu))
             if candidate.fits:
-                timing = Timing(candidate.settings, candidate.program, cluster)
+                timing = time_step(candidate.settings, candidate.program, cluster)
                 assert timing.middle.step_s >= found[shape.strategy] * (1 - 1e-9)
 
 

@@ -11,7 +11,7 @@ from toolkit.commands import options
 if TYPE_CHECKING:
     from toolkit.config import RunConfig
     from toolkit.planning.answer import Answer
-    from toolkit.planning.cluster import ClusterFile
+    from toolkit.planning.cluster import Cluster, ClusterFile
     from toolkit.planning.question import Question
 
 Gpus = Annotated[int | None, typer.Option(help="GPUs of all machines.", min=1, max=1_000_000)]
@@ -46,6 +46,13 @@ BytesPerWeight = Annotated[
     bool, typer.Option("--bytes-per-weight", help="What each strategy keeps of the model.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the curve.", metavar="FILE")]
+Measured = Annotated[
+    Path | None,
+    typer.Option(help="A run on this GPU, by whose step computation is scaled.", metavar="RUN"),
+]
+OnThisMachine = Annotated[
+    bool, typer.Option("--here", help="For this machine, which is measured once, in a minute.")
+]
 Write = Annotated[
     Path | None, typer.Option(help="Write launch.yaml and run.yaml here.", metavar="DIR")
 ]
@@ -69,6 +76,8 @@ def plan(
     plot: Plot = None,
     bytes_per_weight: BytesPerWeight = False,
     write: Write = None,
+    measured: Measured = None,
+    here: OnThisMachine = False,
     explain: Explain = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -86,10 +95,11 @@ def plan(
 
         print(*explain_run(explain), sep="\n")
         return
-    run = _in_half_precision(
-        options.load_run(config, overrides or [], preset=preset, micro_batch_size=micro_batch_size),
-        is_a_file=config is not None,
+    run = options.load_run(
+        config, overrides or [], preset=preset, micro_batch_size=micro_batch_size
     )
+    if not here:
+        run = _in_half_precision(run, is_a_file=config is not None)
     question = build_question(
         run,
         Dials(
@@ -102,7 +112,10 @@ def plan(
         per_machine=per_machine,
         between=between_machines,
         strategies=choices("--strategies", strategies, STRATEGIES) if strategies else STRATEGIES,
+        measure=_measured_machine if here else None,
     )
+    if measured is not None:
+        question = _anchored(question, measured)
     if question.solved is not None:
         typer.echo(question.solved.describe(), err=True)
     if bytes_per_weight:
@@ -136,6 +149,26 @@ def _machine(cluster: str | None, gpu: str | None) -> "ClusterFile":
         return ClusterFile(gpu=gpu or "H100-80", per_machine=8)
     machine = load_cluster_file(cluster)
     return machine if gpu is None else machine.model_copy(update={"gpu": gpu})
+
+
+def _measured_machine(ranks: int) -> "Cluster":
+    from toolkit.planning.here import cluster_here, find_here, measure_here
+
+    here, profile = find_here(ranks)
+    if profile is None:
+        typer.echo(f"measuring {here.device} with {ranks} ranks, about a minute", err=True)
+        profile = measure_here(ranks)
+    return cluster_here(here, profile)
+
+
+def _anchored(question: "Question", run: Path) -> "Question":
+    from dataclasses import replace
+
+    from toolkit.planning.anchored import anchored
+
+    speed = anchored(question.cluster, run)
+    typer.echo(speed.anchor.describe(), err=True)
+    return replace(question, cluster=replace(question.cluster, speed=speed))
 
 
 def _print(

@@ -1,7 +1,7 @@
 """The fastest configuration that fits, and all others in order."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,7 +12,8 @@ from toolkit.memory.hardware import GIB
 from toolkit.model.flops import flops_per_token
 from toolkit.planning.candidates import Candidate, Search
 from toolkit.planning.cluster import Cluster
-from toolkit.planning.timing import LeastTimes, Timing
+from toolkit.planning.timing import LeastTimes, Timing, time_step
+from toolkit.prediction.calibration import NotCalibrated
 from toolkit.program.readers.seconds import StepTime
 from toolkit.program.settings import StepSettings
 
@@ -48,20 +49,24 @@ class PlanRow:
         return self.timing.middle.step_s
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether the middle is a figure to give."""
+        return self.timing.beyond is None
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Seconds of the step at the fast and the slow end of the calibration."""
+        return self.timing.all.fastest.step_s, self.timing.all.slowest.step_s
+
+    @property
     def step_s(self) -> tuple[float, float]:
         """Seconds at least and at most; twice the same where the calibration reaches."""
         return self.ends(lambda step: step.step_s)
 
-    @property
-    def paired_s(self) -> list[float]:
-        """Seconds of the step at each end of the calibration, in an order that all rows share."""
-        times = self.timing.all
-        return [times.fastest.step_s, times.slowest.step_s]
-
     def ends(self, read: Callable[[StepTime], float]) -> tuple[float, float]:
         """Return the least and the most of a figure; twice the middle's where it is calibrated."""
         times = self.timing.all
-        if self.timing.is_calibrated:
+        if self.is_calibrated:
             return read(times.middle), read(times.middle)
         figures = [read(step) for step in (times.fastest, times.middle, times.slowest)]
         return min(figures), max(figures)
@@ -76,15 +81,15 @@ class PlanRow:
         """Return model FLOPs utilisation at a step time (`toolkit.model.flops`)."""
         step = self.settings
         flops = self.tokens_per_step * flops_per_token(step.sizes, seq_len=step.seq_len)
-        return flops / (step.world_size * self.cluster.speed.peak_flops * step_s)
+        return flops / (step.world_size * self.cluster.peak_flops * step_s)
 
     def as_json(self) -> dict[str, Any]:
         """Return the row with the names that scripts rely on; null beyond the calibration."""
         step, middle = self.settings, self.timing.middle
-        low, high = self.timing.range_s
+        low, high = self.range_s
 
         def known(figure: float) -> float | None:
-            return figure if self.timing.is_calibrated else None
+            return figure if self.is_calibrated else None
 
         return {
             "strategy": step.strategy,
@@ -115,11 +120,13 @@ class Answer:
 
     Attributes:
         size: how many configurations stand behind the rows.
+        skipped: why others were not timed.
     """
 
     cluster: Cluster
     rows: list[PlanRow]
     size: int
+    skipped: list[str]
 
     @property
     def best(self) -> PlanRow | None:
@@ -151,24 +158,39 @@ def find_answer(search: Search, cluster: Cluster) -> Answer:
     change that.
     """
     rows: list[PlanRow] = []
+    skipped: dict[str, None] = {}
     least = LeastTimes(cluster)
     best: dict[Strategy, float] = {}
     with _uncollected():
         for shape in search.shapes(cluster):
-            for walks in search.variants(shape):
-                if least.of(walks.settings(walks.sizes[-1])) >= best.get(shape.strategy, inf):
-                    continue
-                row = _row(Candidate(walks, walks.largest(cluster.gpu)), cluster)
-                rows.append(row)
-                if row.fits:
-                    best[shape.strategy] = min(row.order_s, best.get(shape.strategy, inf))
-                if row.candidate.is_largest:
-                    break
-    return Answer(cluster, _in_order(rows), search.size(cluster))
+            try:
+                for row in _rows(search, shape, cluster, least, best):
+                    rows.append(row)
+                    if row.fits:
+                        best[shape.strategy] = min(row.order_s, best.get(shape.strategy, inf))
+            except NotCalibrated as missing:
+                skipped[str(missing)] = None
+    return Answer(cluster, _in_order(rows), search.size(cluster), list(skipped))
+
+
+def _rows(
+    search: Search,
+    shape: StepSettings,
+    cluster: Cluster,
+    least: LeastTimes,
+    best: Mapping[Strategy, float],
+) -> Iterator[PlanRow]:
+    for walks in search.variants(shape):
+        if least.of(walks.settings(walks.sizes[-1])) >= best.get(shape.strategy, inf):
+            continue
+        row = _row(Candidate(walks, walks.largest(cluster.gpu)), cluster)
+        yield row
+        if row.candidate.is_largest:
+            return
 
 
 def _row(candidate: Candidate, cluster: Cluster) -> PlanRow:
-    return PlanRow(candidate, Timing(candidate.settings, candidate.program, cluster), cluster)
+    return PlanRow(candidate, time_step(candidate.settings, candidate.program, cluster), cluster)
 
 
 def _in_order(rows: Iterable[PlanRow]) -> list[PlanRow]:
@@ -177,12 +199,17 @@ def _in_order(rows: Iterable[PlanRow]) -> list[PlanRow]:
 
 
 def changes(answer: Answer) -> list[Change]:
-    """Return the best with links twice as fast, and with more memory on each GPU."""
+    """Return the best with links twice as fast, and with more memory on each GPU.
+
+    There are none of the machine at hand, whose parts are given.
+    """
     cluster = answer.cluster
+    if cluster.speed is None:
+        return []
     candidates = [row.candidate for row in answer.rows]
     if cluster.is_one_machine or cluster.between is None:
-        speed = cluster.speed
-        faster = replace(cluster, speed=replace(speed, link_bytes_per_s=2 * speed.link_bytes_per_s))
+        rate = 2 * cluster.speed.link_bytes_per_s
+        faster = replace(cluster, speed=replace(cluster.speed, link_bytes_per_s=rate))
         name = "links in the machine twice as fast"
     else:
         faster = replace(cluster, between=2 * cluster.between)

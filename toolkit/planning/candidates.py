@@ -101,7 +101,12 @@ class Search:
                 continue
             for replicas in replica_groups(strategy, cluster):
                 yield settings_of_run(
-                    whole, strategy, world_size=cluster.gpus, replicas=replicas, accumulation=mode
+                    whole,
+                    strategy,
+                    world_size=cluster.gpus,
+                    replicas=replicas,
+                    device=cluster.device,
+                    accumulation=mode,
                 )
 
     def variants(self, shape: StepSettings) -> Iterator[Walks]:

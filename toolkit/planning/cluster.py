@@ -14,9 +14,13 @@ from pydantic import Field, ValidationError
 from toolkit.config.problems import describe_problems, dotted_keys
 from toolkit.config.sections import NonEmpty, Section
 from toolkit.config.strict_yaml import load_yaml_mapping
+from toolkit.counted import counted
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import Gpu, find_gpu
+from toolkit.prediction.calibration import Here
 from toolkit.prediction.devices import DeviceSpeed, find_speed
+from toolkit.prediction.machine_profile import MachineProfile
+from toolkit.program.settings import Device
 
 _SHIPPED = Path(__file__).with_name("clusters")
 _BITS = {"mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -48,18 +52,36 @@ class Cluster:
     """GPUs and how they are linked.
 
     Attributes:
+        speed: by its data sheet and published training; None for the machine at hand, which has a
+            profile.
         between: a machine's rate to the others in bytes per second; None where it is not known.
         price_per_gpu_hour: None where it is not known.
         watts_per_gpu: rated power; None where it is not known.
     """
 
     gpu: Gpu
-    speed: DeviceSpeed
+    speed: DeviceSpeed | None
     gpus: int
     per_machine: int
     between: float | None
     price_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
+    here: Here | None = None
+    profile: MachineProfile | None = None
+
+    @property
+    def device(self) -> Device:
+        """What a step runs on."""
+        is_cpu = self.profile is not None and self.profile.environment.device == "cpu"
+        return "cpu" if is_cpu else "cuda"
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense operations per second: the data sheet's, or those of large measured products."""
+        if self.profile is not None:
+            return self.profile.matmul_flops_per_s
+        assert self.speed is not None
+        return self.speed.peak_flops
 
     @property
     def is_one_machine(self) -> bool:
@@ -68,6 +90,9 @@ class Cluster:
 
     def describe(self) -> str:
         """Return the cluster in one line."""
+        if self.profile is not None:
+            when = self.profile.environment.started_at
+            return f"{counted(self.gpus, 'rank')} on this machine, {self.gpu.name}, measured {when}"
         words = f"{self.gpus:,} {self.gpu.name}"
         if self.is_one_machine or self.between is None:
             return f"{words} on one machine"

@@ -8,7 +8,7 @@ from toolkit.errors import UsageError
 from toolkit.planning.answer import PlanRow
 from toolkit.planning.candidates import Candidate, replica_groups
 from toolkit.planning.largest import Walks
-from toolkit.planning.timing import Timing
+from toolkit.planning.timing import time_step
 
 Scaling = Literal["weak", "strong"]
 MOST_GPUS = 8192
@@ -83,7 +83,7 @@ def _row(best: PlanRow, gpus: int, scaling: Scaling) -> PlanRow | None:
     candidate = Candidate(walks, fitting[-1])
     if not cluster.gpu.holds(candidate.peak):
         return None
-    return PlanRow(candidate, Timing(candidate.settings, candidate.program, cluster), cluster)
+    return PlanRow(candidate, time_step(candidate.settings, candidate.program, cluster), cluster)
 
 
 def _point(row: PlanRow, first: PlanRow) -> Point:
@@ -91,7 +91,7 @@ def _point(row: PlanRow, first: PlanRow) -> Point:
     of_first = first.tokens_per_step / first.cluster.gpus
     ratios = [
         per_gpu / of_first * start_s / step_s
-        for step_s, start_s in zip(row.paired_s, first.paired_s, strict=True)
+        for step_s, start_s in zip(row.range_s, first.range_s, strict=True)
     ]
     return Point(
         row=row,

@@ -1,6 +1,6 @@
 """From options to a question: a run, the tokens of its step, a cluster, the strategies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,12 @@ def build_question(
     per_machine: int | None,
     between: str | None,
     strategies: Sequence[Strategy],
+    measure: Callable[[int], Cluster] | None = None,
 ) -> Question:
     """Return the question, its missing number solved for.
+
+    Args:
+        measure: gives the machine at hand for a number of ranks, in place of `machine`.
 
     Raises:
         UsageError: as `solve_batch` and `build_cluster`; or no micro-batch cuts the step.
@@ -74,7 +78,10 @@ def build_question(
             gpus=gpus,
         )
         gpus, tokens, size = solved.world_size, solved.tokens_per_step, solved.micro_batch_size
-    cluster = build_cluster(machine, gpus=gpus, per_machine=per_machine, between=between)
+    if measure is not None:
+        cluster = measure(gpus)
+    else:
+        cluster = build_cluster(machine, gpus=gpus, per_machine=per_machine, between=between)
     step = StepTokens(wanted=tokens or run.batch.tokens_per_step, is_fixed=True, only=size)
     if not step.micro_batches(seq_len=run.data.seq_len, world_size=gpus):
         raise UsageError(_uncut(step, run.data.seq_len, gpus))

@@ -71,7 +71,7 @@ def exposed_s(row: PlanRow) -> tuple[float, float]:
 
 def longer(row: PlanRow, best: PlanRow) -> str:
     """Return by how much a step is longer than the best: the ratio at both ends of the range."""
-    ratios = [one / other - 1 for one, other in zip(row.paired_s, best.paired_s, strict=True)]
+    ratios = [one / other - 1 for one, other in zip(row.range_s, best.range_s, strict=True)]
     low, high = min(ratios), max(ratios)
     return f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
 

@@ -16,6 +16,8 @@ _HEADINGS = ("ms a step", "tokens/s", "MFU", "GiB", "")
 def report(answer: Answer, train_tokens: int | None) -> Iterator[str]:
     """Yield the answer: the fastest, each strategy's best, why, what would change it, the run."""
     yield f"{answer.size:,} configurations of {answer.cluster.describe()}"
+    for reason in answer.skipped:
+        yield f"not timed: {reason}"
     best = answer.best
     if best is None:
         yield "the least memory of each strategy; none fits"
@@ -31,7 +33,7 @@ def report(answer: Answer, train_tokens: int | None) -> Iterator[str]:
         yield describe_change(change, best)
     if train_tokens is not None:
         yield describe_run(best, train_tokens)
-    if not best.timing.is_calibrated:
+    if not best.is_calibrated:
         yield f"ranges, since {best.timing.beyond}"
 
 

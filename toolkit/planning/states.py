@@ -53,6 +53,7 @@ def _row(
         strategy,
         world_size=size,
         replicas=replicas[-1],
+        device=cluster.device,
         accumulation=accumulation,
     )
     program = write_step(step)
