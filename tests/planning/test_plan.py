@@ -1,6 +1,7 @@
 """`toolkit plan` on the command line."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def test_a_plan_of_several_machines_names_them_in_its_launch_file(tmp_path: Path
 
 
 def test_what_does_not_fit_is_named_with_the_least_and_what_does() -> None:
-    words = [*XL, "--gpus", "2", "--gpu", "RTX 5090", "--strategies", "ddp", "--json"]
+    few = ["--tokens-per-step", "16384", "--strategies", "ddp", "--json"]
+    words = ["plan", "--preset", "gpt2-xl", "--gpus", "2", "--gpu", "RTX 5090", *few]
     result = CliRunner().invoke(app, words)
     document = json.loads(result.stdout)
     assert document["best"] is None
@@ -82,13 +84,11 @@ def test_what_does_not_fit_is_named_with_the_least_and_what_does() -> None:
 
 
 def test_a_smaller_micro_batch_or_more_gpus_are_named() -> None:
-    large = [*XL, "--gpus", "8", "--gpu", "A100-40", "--strategies", "fsdp2"]
-    every = "ddp,fsdp2,fsdp2_no_reshard,hsdp,zero1,zero2,zero3,single"
-    assert "a smaller micro-batch does: fsdp2" in refused(
-        *large[:-1], every, "--micro-batch-size", "64"
-    )
-    small = [*XL[:-1], "524288", "--gpus", "1", "--gpu", "RTX 5090"]
-    assert "do: fsdp2" in refused(*small).replace("fsdp2_no_reshard", "fsdp2")
+    words = ["--gpu", "RTX 5090", "--gpus", "1", "--tokens-per-step"]
+    large = refused("plan", "--preset", "gpt2", *words, "524288", "--micro-batch-size", "512")
+    assert "a smaller micro-batch does: single" in large
+    alone = refused("plan", "--preset", "gpt2-xl", *words, "4096")
+    assert re.search(r"--gpus 2 do: .*, micro-batch \d.* \(offload is not offered\)", alone)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from toolkit.shipped import find_launch_file
 LAUNCH_FILE, RUN_FILE = "launch.yaml", "run.yaml"
 _PORT = 29_500
 """Several machines need one that all know."""
+_ADDRESS = "# Where machine 0 is; --main_process_ip wins.\nmain_process_ip: machine-0"
 
 
 def overrides_of(row: PlanRow) -> list[str]:
@@ -77,10 +78,10 @@ def _launch_text(row: PlanRow) -> str:
     """Return the strategy's shipped launch file with the plan's processes, machines and groups."""
     text = find_launch_file(row.settings.strategy).read_text()
     cluster = row.cluster
-    values = {"num_processes": cluster.gpus}
+    values: dict[str, object] = {"num_processes": cluster.gpus}
     if not cluster.is_one_machine:
         values["num_machines"] = cluster.gpus // cluster.per_machine
-        values["main_process_port"] = _PORT
+        values["main_process_port"] = f"{_PORT}\n{_ADDRESS}"
     if row.settings.replicas > 1:
         values["parallelism_config_dp_replicate_size"] = row.settings.replicas
     for key, value in values.items():
