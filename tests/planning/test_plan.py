@@ -86,8 +86,8 @@ def test_what_does_not_fit_is_named_with_the_least_and_what_does() -> None:
 def test_a_smaller_micro_batch_or_more_gpus_are_named() -> None:
     words = ["--gpu", "RTX 5090", "--gpus", "1", "--tokens-per-step"]
     large = refused("plan", "--preset", "gpt2", *words, "524288", "--micro-batch-size", "512")
-    assert "a smaller micro-batch does: single" in large
-    alone = refused("plan", "--preset", "gpt2-xl", *words, "4096")
+    assert "another micro-batch does: single" in large
+    alone = refused("plan", "--preset", "gpt2-xl", *words, "65536")
     assert re.search(r"--gpus 2 do: .*, micro-batch \d.* \(offload is not offered\)", alone)
 
 

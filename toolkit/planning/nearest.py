@@ -12,7 +12,7 @@ MOST_DOUBLINGS = 6
 
 
 def nearest_that_fits(search: Search, answer: Answer) -> str:
-    """Return the first of another strategy, a smaller micro-batch and more GPUs that helps.
+    """Return the first of another strategy, another micro-batch and more GPUs that helps.
 
     Checkpointing and the chunked loss have been tried by then.
     """
@@ -22,7 +22,7 @@ def nearest_that_fits(search: Search, answer: Answer) -> str:
         return f"another strategy does: {describe(best)}"
     free = replace(search, tokens=replace(search.tokens, only=None))
     if search != free and (best := find_answer(free, cluster).best):
-        return f"a smaller micro-batch does: {describe(best)}"
+        return f"another micro-batch does: {describe(best)}"
     for doublings in range(1, MOST_DOUBLINGS + 1):
         larger = _doubled(cluster, 2**doublings)
         if not search.tokens.micro_batches(
