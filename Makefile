@@ -131,3 +131,8 @@ plan-errors: $(READY)
 .PHONY: gpu-check
 gpu-check: $(READY)
 	$(BIN)/python -m benchmarks.gpu_check
+
+# The learning rate at four numbers of tokens per step, with the square-root rule and without.
+.PHONY: learning-rate
+learning-rate: $(READY) data
+	$(BIN)/python -m benchmarks.learning_rate

@@ -3,9 +3,9 @@
 import csv
 
 import pytest
+from benchmarks.own_errors import RESULTS
 
 from benchmarks.engine_costs import SHIPPED, engine_rows, fit_engine
-from benchmarks.own_errors import RESULTS
 from benchmarks.record import Record, Split, read_records
 from tests.benchmarks.cases import case, record
 from toolkit.model.sizes import ModelSizes

@@ -1,8 +1,8 @@
-"""`toolkit plan`: the fastest configuration that fits, and why."""
+"""`toolkit plan`: the fastest configuration that fits, why, and what it costs."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,18 +10,52 @@ from toolkit.commands import options
 
 if TYPE_CHECKING:
     from toolkit.config import RunConfig
-    from toolkit.memory.largest import StepTokens
-    from toolkit.prediction.search import Answer, Cluster
+    from toolkit.planning.answer import Answer
+    from toolkit.planning.cluster import Cluster, ClusterFile
+    from toolkit.planning.question import Question
 
 Gpus = Annotated[int | None, typer.Option(help="GPUs of all machines.", min=1, max=1_000_000)]
-GpuName = Annotated[str, typer.Option(help="Which: A100-80, H100-80, as nvidia-smi says.")]
+GpuName = Annotated[
+    str | None,
+    typer.Option(help="Which: A100-80, H100-80, as nvidia-smi says.", show_default="H100-80"),
+]
+PerMachine = Annotated[
+    int | None,
+    typer.Option(help="GPUs per machine.", min=1, max=1_000_000, show_default="8"),
+]
 Between = Annotated[str | None, typer.Option(help="A machine's link to the others: 400Gbit.")]
+ClusterName = Annotated[
+    str | None, typer.Option("--cluster", help="A known machine, or a YAML file of one.")
+]
 Tokens = Annotated[int | None, typer.Option(help="Tokens per optimizer step.", min=1)]
 Steps = Annotated[int | None, typer.Option(help="Micro-steps per optimizer step.", min=1)]
+TrainTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of the whole run, for time and price.",
+        min=1,
+        show_default="steps of --config",
+    ),
+]
 Explain = Annotated[
     Path | None, typer.Option(help="Where the step time of a run went.", metavar="RUN")
 ]
 Strategies = Annotated[str | None, typer.Option(help="Comma-separated.", show_default="all")]
+Curve = Annotated[Literal["gpus"] | None, typer.Option(help="Scale the best to thousands of GPUs.")]
+BytesPerWeight = Annotated[
+    bool, typer.Option("--bytes-per-weight", help="What each strategy keeps of the model.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the curve.", metavar="FILE")]
+Measured = Annotated[
+    Path | None,
+    typer.Option(help="A run on this GPU, by whose step computation is scaled.", metavar="RUN"),
+]
+OnThisMachine = Annotated[
+    bool, typer.Option("--here", help="For this machine, which is measured once, in a minute.")
+]
+Write = Annotated[
+    Path | None, typer.Option(help="Write launch.yaml and run.yaml here.", metavar="DIR")
+]
 
 
 def plan(
@@ -29,25 +63,31 @@ def plan(
     overrides: options.Overrides = None,
     preset: options.Preset = None,
     gpus: Gpus = None,
-    gpu: GpuName = "H100-80",
-    per_machine: options.PerMachine = 8,
+    gpu: GpuName = None,
+    per_machine: PerMachine = None,
     between_machines: Between = None,
+    cluster: ClusterName = None,
     tokens_per_step: Tokens = None,
     micro_batch_size: options.MicroBatchSize = None,
     grad_accum_steps: Steps = None,
+    train_tokens: TrainTokens = None,
     strategies: Strategies = None,
+    curve: Curve = None,
+    plot: Plot = None,
+    bytes_per_weight: BytesPerWeight = False,
+    write: Write = None,
+    measured: Measured = None,
+    here: OnThisMachine = False,
     explain: Explain = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Name the fastest configuration that fits, and why.
+    """Name the fastest configuration that fits, why, and what a run takes.
 
     Example: toolkit plan --preset gpt2-xl --gpus 64 --gpu H100-80 --between-machines 400Gbit
     """
     from toolkit.engines.strategies import STRATEGIES
-    from toolkit.errors import UsageError
-    from toolkit.prediction.batch import solve_batch
-    from toolkit.prediction.reason import reason_for
-    from toolkit.prediction.search import search
+    from toolkit.planning.answer import find_answer
+    from toolkit.planning.question import Dials, build_question
     from toolkit.verify.options import choices
 
     if explain is not None:
@@ -55,37 +95,40 @@ def plan(
 
         print(*explain_run(explain), sep="\n")
         return
-    run = _in_half_precision(
-        options.load_run(config, overrides or [], preset=preset, micro_batch_size=micro_batch_size),
-        is_a_file=config is not None,
+    run = options.load_run(
+        config, overrides or [], preset=preset, micro_batch_size=micro_batch_size
     )
-    if gpus is None or grad_accum_steps is not None:
-        solved = solve_batch(
+    if not here:
+        run = _in_half_precision(run, is_a_file=config is not None)
+    question = build_question(
+        run,
+        Dials(
             tokens_per_step=tokens_per_step,
-            seq_len=run.data.seq_len,
             micro_batch_size=micro_batch_size,
             grad_accum_steps=grad_accum_steps,
             gpus=gpus,
-        )
-        gpus, tokens_per_step = solved.world_size, solved.tokens_per_step
-        micro_batch_size = solved.micro_batch_size
-        typer.echo(solved.describe(), err=True)
-    cluster = _cluster(gpu, gpus, per_machine, between_machines)
-    tokens = _whole_steps(run, tokens_per_step, gpus, micro_batch_size)
-    asked = choices("--strategies", strategies, STRATEGIES) if strategies else STRATEGIES
-    answer = search(run, tokens, cluster, asked)
-    if not answer.rows:
-        raise UsageError(f"none of {', '.join(asked)} runs on {gpus} GPUs")
-    question = {
-        "gpu": cluster.gpu.name,
-        "gpus": gpus,
-        "per_machine": per_machine,
-        "between_machines": between_machines,
-        "tokens_per_step": tokens.wanted,
-        "parameters": run.model.sizes().parameter_count,
-    }
-    reason = reason_for(answer, cluster.gpu)
-    _print_json(question, answer, reason) if as_json else _print_table(answer, reason)
+        ),
+        _machine(cluster, gpu),
+        per_machine=per_machine,
+        between=between_machines,
+        strategies=choices("--strategies", strategies, STRATEGIES) if strategies else STRATEGIES,
+        measure=_measured_machine if here else None,
+    )
+    if measured is not None:
+        question = _anchored(question, measured)
+    if question.solved is not None:
+        typer.echo(question.solved.describe(), err=True)
+    if bytes_per_weight:
+        _print_states(run, question)
+        return
+    answer = find_answer(question.search, question.cluster)
+    if train_tokens is None and config is not None:
+        train_tokens = run.training.steps * question.search.tokens.wanted
+    _print(question, answer, train_tokens, in_json=as_json)
+    if curve is not None or plot is not None:
+        _print_scaling(answer, plot)
+    if write is not None:
+        _write(answer, run, write)
 
 
 def _in_half_precision(run: "RunConfig", *, is_a_file: bool) -> "RunConfig":
@@ -99,68 +142,89 @@ def _in_half_precision(run: "RunConfig", *, is_a_file: bool) -> "RunConfig":
     return run
 
 
-def _cluster(gpu: str, gpus: int, per_machine: int, between_machines: str | None) -> "Cluster":
+def _machine(cluster: str | None, gpu: str | None) -> "ClusterFile":
+    from toolkit.planning.cluster import ClusterFile, load_cluster_file
+
+    if cluster is None:
+        return ClusterFile(gpu=gpu or "H100-80", per_machine=8)
+    machine = load_cluster_file(cluster)
+    return machine if gpu is None else machine.model_copy(update={"gpu": gpu})
+
+
+def _measured_machine(ranks: int) -> "Cluster":
+    from toolkit.planning.here import cluster_here, find_here, measure_here
+
+    here, profile = find_here(ranks)
+    if profile is None:
+        typer.echo(f"measuring {here.device} with {ranks} ranks, about a minute", err=True)
+        profile = measure_here(ranks)
+    return cluster_here(here, profile)
+
+
+def _anchored(question: "Question", run: Path) -> "Question":
+    from dataclasses import replace
+
+    from toolkit.planning.anchored import anchored
+
+    speed = anchored(question.cluster, run)
+    typer.echo(speed.anchor.describe(), err=True)
+    return replace(question, cluster=replace(question.cluster, speed=speed))
+
+
+def _print(
+    question: "Question", answer: "Answer", train_tokens: int | None, *, in_json: bool
+) -> None:
+    """Print the answer.
+
+    Raises:
+        UsageError: nothing fits; the message names what does.
+    """
     from toolkit.errors import UsageError
-    from toolkit.memory.hardware import find_gpu
-    from toolkit.prediction.devices import find_speed
-    from toolkit.prediction.network import parse_rate
-    from toolkit.prediction.search import Cluster
+    from toolkit.planning.nearest import nearest_that_fits
+    from toolkit.planning.reason import reason_for
+    from toolkit.planning.report import report
 
-    if gpus > per_machine and between_machines is None:
-        raise UsageError(
-            f"{gpus} GPUs are {-(-gpus // per_machine)} machines of {per_machine}; give the link "
-            "of a machine to the others, such as --between-machines 400Gbit"
-        )
-    if gpus > per_machine and gpus % per_machine:
-        raise UsageError(f"{gpus} GPUs do not fill machines of {per_machine}; set --per-machine")
-    found = find_gpu(gpu)
-    return Cluster(
-        gpu=found,
-        speed=find_speed(found.name),
-        gpus=gpus,
-        per_machine=per_machine,
-        between=None if between_machines is None else parse_rate(between_machines),
-    )
+    if in_json:
+        document = {
+            "question": question.as_json(),
+            "candidates": answer.size,
+            "best": answer.best.as_json() if answer.best else None,
+            "rows": [row.as_json() for row in answer.rows],
+            "reason": reason_for(answer),
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        for line in report(answer, train_tokens):
+            print(line)
+    if answer.best is None:
+        raise UsageError(f"{reason_for(answer)}; {nearest_that_fits(question.search, answer)}")
 
 
-def _whole_steps(
-    run: "RunConfig", tokens_per_step: int | None, gpus: int, micro_batch_size: int | None
-) -> "StepTokens":
-    """Return the tokens of a step, which must be whole micro-steps of all GPUs."""
-    from toolkit.errors import UsageError
-    from toolkit.memory.largest import StepTokens
+def _write(answer: "Answer", run: "RunConfig", folder: Path) -> None:
+    from toolkit.planning.write import start_lines, write_plan
 
-    wanted = tokens_per_step or run.batch.tokens_per_step
-    tokens = StepTokens(wanted=wanted, is_fixed=True, only=micro_batch_size)
-    if not tokens.micro_batches(seq_len=run.data.seq_len, world_size=gpus):
-        wave = run.data.seq_len * gpus * (micro_batch_size or 1)
-        nearest = max(1, round(wanted / wave)) * wave
-        raise UsageError(
-            f"{wanted:,} tokens per step are no multiple of {wave:,} on {gpus} GPUs; "
-            f"the nearest that works is --tokens-per-step {nearest}"
-        )
-    return tokens
+    if answer.best is None:
+        return
+    for path in write_plan(answer.best, run, folder):
+        typer.echo(f"wrote {path}", err=True)
+    for line in start_lines(answer.best, folder):
+        typer.echo(line, err=True)
 
 
-def _print_json(question: dict[str, object], answer: "Answer", reason: str) -> None:
-    best = answer.best
-    document = {
-        "question": question,
-        "candidates": answer.candidates,
-        "best": best.as_json() if best else None,
-        "rows": [row.as_json() for row in answer.rows],
-        "reason": reason,
-    }
-    print(json.dumps(document, indent=2))
+def _print_states(run: "RunConfig", question: "Question") -> None:
+    from toolkit.planning.states import describe_states, states_rows
+
+    rows = states_rows(run, question.cluster)
+    for line in describe_states(rows, adam=run.optimizer.name == "adamw"):
+        print(line)
 
 
-def _print_table(answer: "Answer", reason: str) -> None:
-    from toolkit.memory.hardware import in_gib
-    from toolkit.prediction.reason import describe
+def _print_scaling(answer: "Answer", plot: Path | None) -> None:
+    from toolkit.planning.scaling import describe_scaling, plot_scaling
 
-    print(f"{answer.candidates:,} candidates; each strategy's best, the fastest first")
-    for row in answer.best_per_strategy():
-        low, high = (f"{1e3 * seconds:,.0f}" for seconds in row.range_s)
-        fits = "" if row.fits else "  does not fit"
-        print(f"{low:>8} - {high:>8} ms  {in_gib(row.peak):>7} GiB  {describe(row)}{fits}")
-    print(reason)
+    if answer.best is None:
+        return
+    for line in describe_scaling(answer.best):
+        print(line)
+    if plot is not None:
+        typer.echo(f"drawn in {plot_scaling(answer.best, plot)}", err=True)

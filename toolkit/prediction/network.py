@@ -1,28 +1,13 @@
 """What a collective takes on GPUs: a ring within a machine or over several."""
 
-import re
 from dataclasses import dataclass
 
-from toolkit.errors import UsageError
 from toolkit.program.events import Collective
 from toolkit.program.settings import StepSettings
 
 LATENCY_S = 40e-6
 """One call of next to no payload: 32 KiB on 8 H200 take 40 microseconds (1.44 GB/s of bus
 bandwidth; stas00/ml-engineering, network README). Between machines it is taken to be the same."""
-_BITS = {"gbit": 1e9, "mbit": 1e6, "tbit": 1e12}
-
-
-def parse_rate(text: str) -> float:
-    """Return a machine's rate in bytes per second from `400Gbit`.
-
-    Raises:
-        UsageError: it is no rate.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([gmt]bit)(?:/s)?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise UsageError(f"--between-machines: '{text}' is no rate such as 400Gbit or 800Mbit")
-    return float(found[1]) * _BITS[found[2]] / 8
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class ZeroWalk(EngineWalk):
         self.replicated = settings.accumulation == "replicated"
         self.coalesces = self.replicated and settings.strategy != "zero1"
         self.by_group = sorted(self.tensors, key=lambda tensor: not tensor.is_matrix)
+        matrices = sum(tensor.elements for tensor in self.tensors if tensor.is_matrix)
+        self.group = {True: matrices, False: self.parameters - matrices}
 
     def start(self) -> None:
         """Allocate masters and moments of this rank's part."""
@@ -78,7 +80,4 @@ class ZeroWalk(EngineWalk):
 
     def _part(self, *, is_matrix: bool) -> int:
         """Elements of this rank's part of the matrices or of the vectors."""
-        return -(-self._group(is_matrix=is_matrix) // self.settings.world_size)
-
-    def _group(self, *, is_matrix: bool) -> int:
-        return sum(tensor.elements for tensor in self.tensors if tensor.is_matrix == is_matrix)
+        return -(-self.group[is_matrix] // self.settings.world_size)

@@ -32,7 +32,7 @@ class ReplicatedParametersWalk(ZeroWalk):
 
     def _aligned_part(self, *, is_matrix: bool) -> int:
         ranks = self.settings.world_size
-        group = self._group(is_matrix=is_matrix)
+        group = self.group[is_matrix]
         return -(-group // (ALIGNED_ELEMENTS * ranks)) * ALIGNED_ELEMENTS
 
 
@@ -96,6 +96,7 @@ class Zero12Walk(ReplicatedParametersWalk):
         )
         self.left = 0
         self.pending: list[Tensor] = []
+        self.pending_elements = 0
 
     def _summed(self) -> int:
         """Elements of the sums: of the part, in fp32 of every tensor that it touches."""
@@ -139,20 +140,17 @@ class Zero12Walk(ReplicatedParametersWalk):
 
     def _collect(self, tensor: Tensor) -> None:
         """Move a gradient into the bucket, after reducing what has no room beside it."""
-        if self._pending_elements + tensor.elements > self.bucket:
+        if self.pending_elements + tensor.elements > self.bucket:
             self._reduce()
         self.pending.append(tensor)
+        self.pending_elements += tensor.elements
         if tensor.elements <= self.bucket:
             self.program.free("gradients", self.held * tensor.elements)
 
-    @property
-    def _pending_elements(self) -> int:
-        return sum(tensor.elements for tensor in self.pending)
-
     def _reduce(self) -> None:
         """Reduce the bucket, or the one gradient that is too large for it."""
-        waiting, elements = self.pending, self._pending_elements
-        self.pending = []
+        waiting, elements = self.pending, self.pending_elements
+        self.pending, self.pending_elements = [], 0
         if not waiting:
             return
         alone = elements > self.bucket

@@ -46,11 +46,13 @@ class InPlaceWalk(ReplicatedParametersWalk):
     def _buckets(self) -> Iterator[list[Tensor]]:
         """Yield what is reduced together."""
         bucket: list[Tensor] = []
+        filled = 0
         for tensor in self.by_group:
-            if bucket and sum(each.elements for each in [*bucket, tensor]) > self.bucket:
+            if bucket and filled + tensor.elements > self.bucket:
                 yield bucket
-                bucket = []
+                bucket, filled = [], 0
             bucket.append(tensor)
+            filled += tensor.elements
         yield bucket
 
     def step(self) -> None:

@@ -20,7 +20,7 @@ def explain(path: Path) -> list[str]:
     run = read_run(path)
     if not run.launch or run.summary is None:
         raise UsageError(f"{path} holds no finished start of a run; train it first")
-    settings = _settings(run)
+    settings = settings_of_record(run)
     calibration, known = _calibration(settings, run)
     parts = waterfall(
         write_step(settings),
@@ -31,7 +31,8 @@ def explain(path: Path) -> list[str]:
     return [f"{settings.strategy} {settings.accumulation}, {known}", *as_lines(parts)]
 
 
-def _settings(run: RunRecord) -> StepSettings:
+def settings_of_record(run: RunRecord) -> StepSettings:
+    """Return the step that a run trained."""
     config = load_run_config(run.folder / "config.yaml")
     return settings_of_run(
         config,

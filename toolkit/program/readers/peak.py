@@ -37,6 +37,19 @@ def totals(program: Program) -> list[int]:
     return list(accumulate(size for _, size in changes(program)))
 
 
+def highest(program: Program) -> int:
+    """Return the most bytes held at a time, in one pass without the parts."""
+    held = most = 0
+    for section in program.sections:
+        for event in section.events:
+            if type(event) is Alloc:
+                held += event.bytes
+                most = max(most, held)
+            elif type(event) is Free:
+                held -= event.bytes
+    return most
+
+
 def moments(program: Program) -> Iterator[Moment]:
     """Yield what the step was doing at each change; before its first moment, a forward pass."""
     moment: Moment = "forward"

@@ -14,9 +14,12 @@ from typing import Protocol
 
 from toolkit.engines.traffic import EngineKind
 from toolkit.program.events import (
+    Alloc,
+    At,
     Collective,
     Compute,
     Event,
+    Free,
     Group,
     Phase,
     Program,
@@ -143,10 +146,11 @@ class _Clocks:
 
     def run(self, section: Section) -> None:
         """Move the clocks by a section; once it has settled, by all repetitions left at once."""
+        timed = [each for each in section.events if not isinstance(each, (Alloc, Free, At))]
         for _ in range(min(section.times, SETTLED)):
             before_s = self.now_s
             before = dict(self.communication_s), dict(self.exposed_s)
-            for event in section.events:
+            for event in timed:
                 self.follow(event)
         left = max(0, section.times - SETTLED)
         if left:

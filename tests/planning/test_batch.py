@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.errors import UsageError
-from toolkit.prediction.batch import solve_batch
+from toolkit.planning.batch import solve_batch
 
 FULL = {
     "tokens_per_step": 8_388_608,

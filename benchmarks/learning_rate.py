@@ -1,0 +1,135 @@
+"""The square-root rule on the demo corpus: four numbers of tokens per step, as many tokens each.
+
+Runs of `configs/train/demo.yaml` in one process, at 1, 2, 4 and 8 times its tokens per step, with
+its learning rate as it stands and with the rule of `toolkit.planning.learning_rate`. Warm-up takes
+as many tokens in all of them, so the rate is all that differs. The figure is the validation loss
+after the last step, each once per seed.
+
+    python -m benchmarks.learning_rate      # writes results/learning_rate.json and .svg
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.machine import describe_environment, find_machine
+from toolkit.config import RunConfig, load_run_config
+from toolkit.home import expand_words
+from toolkit.planning.learning_rate import ScaledRate
+from toolkit.shipped import ROOT
+
+RESULTS = Path(__file__).parent / "results"
+RUN = ROOT / "configs" / "train" / "demo.yaml"
+TOKENS = 196_608
+MULTIPLES = (1, 2, 4, 8)
+SEEDS = (1, 2)
+RULES = ("none", "square root")
+TIMEOUT_S = 900
+
+
+def main() -> None:
+    """Train what has not been trained yet, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS / "learning_rate.json")
+    parser.add_argument("--data", type=Path, default=Path("data/default"))
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    asked = parser.parse_args(expand_words(sys.argv[1:]))
+    done = json.loads(asked.out.read_text())["runs"] if asked.out.exists() else []
+    for row in rows():
+        if not any(row.items() <= other.items() for other in done):
+            done.append(row | measured(row, asked.data, asked.tokens))
+            write(done, asked.out, asked.tokens)
+    draw(done, asked.out.with_suffix(".svg"))
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield the runs; at the recipe's own tokens per step the rule changes nothing."""
+    for seed in SEEDS:
+        for multiple in MULTIPLES:
+            for rule in RULES if multiple > 1 else RULES[:1]:
+                yield {"seed": seed, "multiple": multiple, "rule": rule}
+
+
+def overrides_of(row: dict[str, Any], tokens: int) -> list[str]:
+    """Return what changes in the demo's run."""
+    recipe = load_run_config(RUN, [])
+    per_step = row["multiple"] * recipe.batch.tokens_per_step
+    words = [
+        f"batch.tokens_per_step={per_step}",
+        "batch.micro_batch_size=4",
+        f"training.steps={tokens // per_step}",
+        "training.eval_every=1000000",
+        "training.sample_tokens=0",
+        "training.checkpoint_every=never",
+        f"seed={row['seed']}",
+    ]
+    scaled = ScaledRate(load_run_config(RUN, words), recipe.batch.tokens_per_step).overrides()
+    kept = scaled[-1:] if row["rule"] == "none" else scaled
+    return [*words, *kept]
+
+
+def measured(row: dict[str, Any], data: Path, tokens: int) -> dict[str, Any]:
+    """Return the learning rate and the last validation loss of a run."""
+    words = [*overrides_of(row, tokens), f"data.train={data / 'train'}", f"data.val={data / 'val'}"]
+    with TemporaryDirectory() as folder:
+        words += [f"output_dir={folder}", "run_name=run"]
+        command = [sys.executable, "-m", "toolkit", "train", "--strategy", "single"]
+        subprocess.run(
+            [*command, "--config", str(RUN), *words], check=True, timeout=TIMEOUT_S, text=True
+        )
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [line["loss"] for line in map(json.loads, lines) if line["kind"] == "eval"]
+    run: RunConfig = load_run_config(RUN, words)
+    return {"lr": run.optimizer.lr, "steps": run.training.steps, "loss": losses[-1]}
+
+
+def write(done: Sequence[dict[str, Any]], path: Path, tokens: int) -> None:
+    """Write what there is, so that a run that was stopped goes on from there."""
+    environment = describe_environment(find_machine().name, threads=1).model_dump()
+    record = {"environment": environment, "tokens": tokens, "runs": list(done)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def mean_losses(done: Sequence[dict[str, Any]], rule: str) -> list[tuple[int, float]]:
+    """Return tokens per step in those of the recipe, and the mean loss over the seeds."""
+    found = []
+    for multiple in MULTIPLES:
+        wanted = rule if multiple > 1 else RULES[0]
+        losses = [
+            row["loss"] for row in done if (row["multiple"], row["rule"]) == (multiple, wanted)
+        ]
+        found.append((multiple, fmean(losses)))
+    return found
+
+
+def draw(done: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the mean loss over tokens per step, with each seed as a point."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for rule, colour in zip(RULES, ("#D55E00", "#0072B2"), strict=True):
+        axes.plot(*zip(*mean_losses(done, rule), strict=True), color=colour, label=f"rule: {rule}")
+        seeds = [row for row in done if row["rule"] == rule]
+        axes.plot(
+            [row["multiple"] for row in seeds], [row["loss"] for row in seeds], "o", color=colour
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("tokens per step, in those of the recipe; as many tokens in all")
+    axes.set_ylabel("validation loss after the last step")
+    axes.legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
