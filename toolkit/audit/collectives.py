@@ -16,10 +16,15 @@ _KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
 class CollectiveListener:
-    """Calls `heard` with each collective until `remove`."""
+    """Calls `heard` with each collective until `remove`, from the thread that issues it.
 
-    def __init__(self, heard: Callable[[Collective], None]) -> None:
-        self._heard = heard
+    Args:
+        heard: what to call.
+        attempt: calls a function with arguments, and keeps its error from the script.
+    """
+
+    def __init__(self, heard: Callable[[Collective], None], attempt: Callable[..., None]) -> None:
+        self._heard, self._attempt = heard, attempt
         self._is_inside = False
         self._libraries: list[torch.library.Library] = []
         for key in _KEYS:
@@ -45,10 +50,13 @@ class CollectiveListener:
             finally:
                 self._is_inside = not outer
             if outer and not torch.compiler.is_compiling():
-                self._heard(read_collective(operator, arguments, result, True))
+                self._attempt(self._note, operator, arguments, result)
             return result
 
         return kernel
+
+    def _note(self, operator: Any, arguments: Any, result: Any) -> None:
+        self._heard(read_collective(operator, arguments, result, True))
 
     def remove(self) -> None:
         """Take the kernels off again."""

@@ -5,8 +5,8 @@ alone. Elements are numbered in the whole parameter, wherever its parts are.
 """
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,40 +21,43 @@ MOST_PER_PARAMETER = 64
 
 
 class GradientSamples:
-    """Hooks on the leaves of the script's models; see `own` and `applied`."""
+    """Hooks on the leaves of the script's models; see `take_own` and `applied`.
 
-    def __init__(self, roots: list[nn.Module]) -> None:
+    Args:
+        roots: the models.
+        attempt: calls a function with arguments, and keeps its error from the script.
+    """
+
+    def __init__(self, roots: list[nn.Module], attempt: Callable[..., None]) -> None:
         self._roots = roots
         self._parameters = _sampled(roots)
         share = max(1, min(MOST_PER_PARAMETER, ELEMENTS // max(1, len(self._parameters))))
-        self._picks = [_picks(_size(parameter), share) for parameter in self._parameters]
-        self._own: dict[int, torch.Tensor] = {}
-        self.fired: set[int] = set()
-        self.spent_s = 0.0
+        self._picks = [_Picks(_size(parameter), share) for parameter in self._parameters]
         leaves = {id(part): whole for part, whole in whole_parameters(roots)}
-        self._handles = []
-        for number, parameter in enumerate(self._parameters):
-            leaf = leaves.get(id(parameter), parameter)
-            self._handles.append(leaf.register_hook(self._hook(number)))
+        reached = [leaves.get(id(parameter), parameter) for parameter in self._parameters]
+        sizes = [picks.count for picks in self._picks]
+        # One buffer for all: small tensors, made among a backward's large ones, would cut up the
+        # heap, and to free them costs more than to fill them.
+        self._own = torch.zeros(sum(sizes), device=reached[0].device if reached else None)
+        self.fired: set[int] = set()
+        self._handles = [
+            leaf.register_hook(partial(attempt, self._take, id(parameter), picks, place))
+            for leaf, parameter, picks, place in zip(
+                reached, self._parameters, self._picks, self._own.split(sizes), strict=True
+            )
+        ]
 
-    def _hook(self, number: int) -> Any:
-        picks = self._picks[number]
+    def _take(
+        self, parameter: int, picks: "_Picks", place: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        self.fired.add(parameter)
+        if type(gradient) in (torch.Tensor, nn.Parameter) and gradient.numel() > picks.last:
+            place.add_(gradient.detach().take(picks.on(gradient.device)).to(place.device))
 
-        def take(gradient: torch.Tensor) -> None:
-            began = time.thread_time()
-            self.fired.add(id(self._parameters[number]))
-            if type(gradient) in (torch.Tensor, nn.Parameter) and gradient.numel() > picks[-1]:
-                found = gradient.detach().take(picks.to(gradient.device)).float()
-                held = self._own.get(number)
-                self._own[number] = found if held is None else held + found
-            self.spent_s += time.thread_time() - began
-
-        return take
-
-    def take_own(self) -> list[torch.Tensor | None]:
-        """Return each parameter's elements of the ended micro-step."""
-        own = [self._own.get(number) for number in range(len(self._parameters))]
-        self._own = {}
+    def take_own(self) -> torch.Tensor:
+        """Return all elements of the ended micro-step, 0 where no gradient came."""
+        own = self._own.clone()
+        self._own.zero_()
         return own
 
     def applied(self) -> list[torch.Tensor | None]:
@@ -77,7 +80,7 @@ class GradientSamples:
         """Return plain numbers of all parameters, None for what is not here."""
         numbers: list[float | None] = []
         for picks, found in zip(self._picks, elements, strict=True):
-            values = [math.nan] * len(picks) if found is None else found.tolist()
+            values = [math.nan] * picks.count if found is None else found.tolist()
             numbers += [value if math.isfinite(value) else None for value in values]
         return numbers
 
@@ -100,18 +103,29 @@ def _size(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _picks(size: int, count: int) -> torch.Tensor:
-    count = min(count, size)
-    return torch.tensor([(2 * number + 1) * size // (2 * count) for number in range(count)])
+class _Picks:
+    """The elements of a parameter that are looked at: evenly over it."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.count = min(count, size)
+        places = [(2 * number + 1) * size // (2 * self.count) for number in range(self.count)]
+        self.last = places[-1]
+        self._on = {torch.device("cpu"): torch.tensor(places)}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Return their numbers on a device, copied there once."""
+        if device not in self._on:
+            self._on[device] = self._on[torch.device("cpu")].to(device)
+        return self._on[device]
 
 
-def _pick(part: torch.Tensor, picks: torch.Tensor, start: int) -> torch.Tensor:
+def _pick(part: torch.Tensor, picks: _Picks, start: int) -> torch.Tensor:
     """Return the picked elements of a flat part that begins at `start` of its parameter."""
-    places = picks - start
-    inside = (places >= 0) & (places < part.numel())
-    found = torch.full((len(picks),), math.nan, device=part.device)
-    found[inside.to(part.device)] = part[places[inside].to(part.device)].float()
-    return found
+    if not part.numel():
+        return torch.full((picks.count,), math.nan)
+    places = picks.on(part.device) - start
+    nearest = places.clamp(0, part.numel() - 1)
+    return part[nearest].float().where(places == nearest, math.nan)
 
 
 def _held(parameter: Any) -> tuple[int, torch.Tensor | None]:

@@ -1,6 +1,5 @@
 """The models that an audited process trains, and what can be read off them at any moment."""
 
-import hashlib
 import os
 import resource
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from toolkit.audit.bits import Bits, local_part, sum_of_bits
 from toolkit.audit.collectives import CollectiveListener
 from toolkit.audit.models import (
     deepspeed_engine,
@@ -34,15 +34,20 @@ _LOOKED_AT = 8
 class Subject:
     """Found at the first backward, when models are wrapped and optimizers built."""
 
-    def __init__(self, heard: Callable[[Any], None], before_forward: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        heard: Callable[[Any], None],
+        before_forward: Callable[[Any], None],
+        attempt: Callable[..., None],
+    ) -> None:
         self.roots = find_roots()
-        self.samples = GradientSamples(self.roots)
+        self.samples = GradientSamples(self.roots, attempt)
         self._of_root = [list(parameters_of([root])) for root in self.roots]
         self._units = fsdp2_units(self.roots)
         self._deepspeed = deepspeed_engine(self.roots)
-        self._batch: str | None = None
+        self._batch: list[Bits] = []
         self._forward: dict[str, Any] = {}
-        self._listener = CollectiveListener(heard)
+        self._listener = CollectiveListener(heard, attempt)
         self._handles = [
             root.register_forward_pre_hook(
                 lambda _, arguments, settings: before_forward((arguments, settings)),
@@ -61,20 +66,14 @@ class Subject:
         return [root for root, own in pairs if any(id(p) in fired for _, p in own)]
 
     def note_batch(self, inputs: Any) -> None:
-        """Keep a hash of all tensors that a model is called with."""
+        """Keep a hash of each tensor that a model is called with."""
         from torch.utils._pytree import tree_leaves
 
-        digest = hashlib.sha1()
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        for tensor in tensors:
-            whole = tensor.detach().cpu().contiguous()
-            digest.update(str(whole.shape).encode())
-            digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
-        self._batch = digest.hexdigest() if tensors else None
+        self._batch = [Bits(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
-    def take_batch(self) -> str | None:
-        """Return the hash of the last forward's inputs, once."""
-        batch, self._batch = self._batch, None
+    def take_batch(self) -> list[Bits]:
+        """Return the hashes of the last forward's inputs, once."""
+        batch, self._batch = self._batch, []
         return batch
 
     def hear_forward(self, call: Any) -> None:
@@ -99,7 +98,7 @@ class Subject:
         if self._deepspeed is not None:
             return False
         found = [p.grad for p in self._every() if p.grad is not None]
-        return any(bool(gradient.detach().any()) for gradient in map(_local, found[:_LOOKED_AT]))
+        return any(bool(gradient.detach().any()) for gradient in map(local_part, found[:_LOOKED_AT]))
 
     def held_bytes(self) -> int:
         """Return the bytes of gradients that wait for the rest of the window."""
@@ -122,7 +121,7 @@ class Subject:
                 yield from held_sums(self._deepspeed.optimizer)
         for parameter in self._every():
             if parameter.grad is not None:
-                yield _local(parameter.grad)
+                yield local_part(parameter.grad)
 
     def gradient_dtypes(self) -> list[str]:
         """Return the dtypes of the gradients that an optimizer is about to use."""
@@ -144,7 +143,7 @@ class Subject:
     def fingerprints(self) -> dict[str, int]:
         """Return the sum of the bits of every parameter that should be whole on each rank."""
         return {
-            name: int(_bits(parameter))
+            name: sum_of_bits(parameter)
             for name, parameter in self._parameters()
             if not hasattr(parameter, "placements") and not hasattr(parameter, "ds_tensor")
         }
@@ -193,18 +192,8 @@ def _plain(names: set[str]) -> set[str]:
     return {plain_name(name) for name in names}
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "placements") else tensor
-
-
 def _whole_bytes(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel())) * int(parameter.element_size())
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = tensor.detach().contiguous().view(integer[tensor.element_size()])
-    return bits.sum(dtype=torch.int64)
 
 
 def _state_dtypes(optimizers: Iterator[Any]) -> list[str]:
