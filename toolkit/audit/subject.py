@@ -98,7 +98,9 @@ class Subject:
         if self._deepspeed is not None:
             return False
         found = [p.grad for p in self._every() if p.grad is not None]
-        return any(bool(gradient.detach().any()) for gradient in map(local_part, found[:_LOOKED_AT]))
+        return any(
+            bool(gradient.detach().any()) for gradient in map(local_part, found[:_LOOKED_AT])
+        )
 
     def held_bytes(self) -> int:
         """Return the bytes of gradients that wait for the rest of the window."""
