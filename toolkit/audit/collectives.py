@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from toolkit.audit.torch_internals import below_autograd, take_off
 from toolkit.engines.collectives import OPERATORS, Collective, read_collective
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
@@ -45,7 +46,7 @@ class CollectiveListener:
         def kernel(keyset: Any, *arguments: Any, **settings: Any) -> Any:
             outer, self._is_inside = not self._is_inside, True
             try:
-                with torch._C._AutoDispatchBelowAutograd():
+                with below_autograd():
                     result = operator(*arguments, **settings)
             finally:
                 self._is_inside = not outer
@@ -61,5 +62,5 @@ class CollectiveListener:
     def remove(self) -> None:
         """Take the kernels off again."""
         for library in self._libraries:
-            library._destroy()
+            take_off(library)
         self._libraries.clear()

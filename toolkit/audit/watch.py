@@ -149,8 +149,8 @@ class Watch:
 
     @_safely
     def _note_schedule(self, scheduler: Any, *arguments: Any, **settings: Any) -> None:
-        # A scheduler's own first step is in its constructor.
-        if self.window is not None and sys._getframe(2).f_back.f_code.co_name != "_initial_step":  # type: ignore[union-attr]
+        # A scheduler's own first step is in its constructor, from epoch -1 to 0.
+        if self.window is not None and scheduler.last_epoch >= 0:
             self.window.note_schedule(id(scheduler), their_line())
 
     @_safely
@@ -160,10 +160,14 @@ class Watch:
         if self.is_over:
             return
         if self.subject is None:
+            from toolkit.audit.models import fsdp1
             from toolkit.audit.subject import Subject
 
             self.thread = threading.get_ident()
             self.subject = Subject(self._heard, self._before_forward, self.attempt)
+            if (wrapper := fsdp1()) is not None:
+                clip = self._clip(wrapper.clip_grad_norm_)
+                self.patches.replace(wrapper, "clip_grad_norm_", clip)
         if self.window is None:
             self.window = Window(self.subject)
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
