@@ -25,7 +25,7 @@ from toolkit.home import expand_words
 RESULTS = Path(__file__).parent / "results"
 MODEL = {"n_layer": 4, "n_head": 5, "n_embd": 160, "vocab_size": 3584, "block_size": 256}
 MICRO_STEPS, MICRO_BATCH_SIZE = 2, 16
-STEPS, TURNS = 5, 4
+STEPS, TURNS = 5, 12
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -64,6 +65,28 @@ def test_a_failure_stays_visible_with_what_was_seen(tmp_path: Path, script: Path
     assert "exit code 7" in report["findings"][0]["says"]
     assert len(report["steps"]) == 2
     assert "exit code 7" in page.read_text()
+
+
+def test_no_name_of_the_scripts_is_read_as_html(tmp_path: Path, script: Path) -> None:
+    name = "<script>alert('x')</script>&"
+    renamed = SCRIPT.replace(
+        "model.dropout =",
+        f"model.register_parameter({name!r}, model.head.weight)\nmodel.dropout =",
+        1,
+    )
+    renamed = renamed.replace(
+        "AdamW(model.parameters())", "AdamW([model.head.weight, *model.embedding.parameters()])"
+    )
+    folder = tmp_path / "<b>their"
+    folder.mkdir()
+    path, page = folder / "<i>their.py", tmp_path / "page.html"
+    path.write_text(renamed)
+    found = audit("--stop", "--steps", "1", "--html", str(page), "--", sys.executable, str(path))
+    assert found.returncode == 1, found.stderr
+    text = page.read_text()
+    assert not {"<script", "<b>", "<i>"} & set(re.findall(r"<\w+>?", text))
+    assert "&lt;script&gt;alert(" in text
+    assert "&lt;b&gt;their/&lt;i&gt;their.py:" in text
 
 
 def test_another_sitecustomize_runs_as_well(tmp_path: Path, script: Path) -> None:

@@ -84,7 +84,26 @@ def test_a_fault_is_named_with_its_line(script: Path, request: pytest.FixtureReq
 def test_a_clean_script_has_no_finding(script: Path, request: pytest.FixtureRequest) -> None:
     report = report_of(script, request)
     assert len(report.steps) == 3
+    assert {step.division for step in report.steps} == {"averaged"}
     assert [finding.to_json() for finding in report.findings] == []
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("name", "mode", "asked"),
+    [
+        ("ddp_no_sync", "replicated", "replicated"),
+        ("fsdp1", "sharded", None),
+        ("fsdp1_no_sync", "replicated", "replicated"),
+        ("fsdp2", "sharded", None),
+        ("fsdp2_hybrid_deferred", "deferred", None),
+    ],
+)
+def test_the_mode_that_is_effective_stands_beside_the_one_asked_for(
+    name: str, mode: str, asked: str | None, quick: dict[str, Report]
+) -> None:
+    found = {(step.mode, step.asked) for step in quick[name].steps}
+    assert found == {(mode, asked)}
 
 
 @pytest.mark.long

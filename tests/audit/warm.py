@@ -1,4 +1,4 @@
-"""Run scripts one after another on two ranks each, forked from a process that has all imported.
+"""Run scripts one after another, most on two ranks, forked from a process that has all imported.
 
 `warm.py OUT SCRIPT...` writes the ranks' reports to OUT/<name>/, and their output beside them.
 What `sitecustomize` does in a fresh process is done by hand here.
@@ -13,6 +13,9 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+
+RANKS = {"single": 1, "fsdp2_hybrid_deferred": 4}
+"""Those of scripts that do not run on two."""
 
 
 def free_port() -> int:
@@ -75,7 +78,7 @@ def main(out: Path, scripts: list[Path]) -> None:
     gc.freeze()
     sys.path.insert(0, str(Path(__file__).parent))
     for script in scripts:
-        code = run_script(script, out / script.stem, 1 if script.stem == "single" else 2)
+        code = run_script(script, out / script.stem, RANKS.get(script.stem, 2))
         (out / script.stem / "code").write_text(str(code))
 
 

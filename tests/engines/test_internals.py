@@ -1,6 +1,7 @@
 """What the toolkit reaches for inside libraries: in one place each, named when it is gone."""
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,13 @@ from toolkit.shipped import ROOT
 
 TOOLKIT = ROOT / "toolkit"
 LIBRARIES = ("torch", "deepspeed", "accelerate")
-PLACES = {TOOLKIT / "engines" / f"{library}_internals.py" for library in LIBRARIES}
-# An audit reads whatever release a script uses; what it does not find ends the watch, which the
+# An audit reads whatever release a script uses: what it does not find ends the watch, which the
 # report says, and not the script.
-PLACES |= set((TOOLKIT / "audit").glob("*.py"))
+PLACES = {
+    TOOLKIT / folder / f"{library}_internals.py"
+    for folder in ("engines", "audit")
+    for library in LIBRARIES
+}
 # Documented though they begin with an underscore.
 DOCUMENTED = re.compile(r"_foreach_\w+|_asdict|_replace|_exit|_path")
 
@@ -84,9 +88,13 @@ def test_deepspeeds_undocumented_names_stand_in_its_place_alone() -> None:
     assert strays == set()
 
 
-@pytest.mark.parametrize("internals", [accelerate_internals, deepspeed_internals, torch_internals])
-def test_the_version_that_was_read_is_in_the_range_that_is_asked_for(internals) -> None:
-    library = internals.__name__.rpartition(".")[2].removesuffix("_internals")
+@pytest.mark.parametrize(
+    "place", sorted(PLACES), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_the_version_that_was_read_is_in_the_range_that_is_asked_for(place: Path) -> None:
+    name = ".".join(place.relative_to(ROOT).with_suffix("").parts)
+    internals = importlib.import_module(name)
+    library = place.stem.removesuffix("_internals")
     text = (ROOT / "pyproject.toml").read_text()
     [(lowest, limit)] = re.findall(rf'"{library}>=([\d.]+),<([\d.]+)"', text)
 

@@ -31,7 +31,7 @@ def fit_factors(steps: Sequence[dict[str, Any]], *, is_whole: bool) -> Factors |
     counts = {len(step["own"]) for step in steps}
     if len(counts) != 1 or len({len(row) for row in [*own, *held]}) != 1 or not len(held[0]):
         return None
-    columns = np.nan_to_num(np.stack(own, axis=1))
+    columns = np.nan_to_num(np.stack(own, axis=1), posinf=0, neginf=0)
     if is_whole:
         fits: Factors = [(0, held[0])]
     elif all(_is_enough(part, columns) for part in held):

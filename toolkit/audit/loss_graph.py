@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from toolkit.audit.torch_internals import other_factor, reduction, total_weight
+
 _FACTORS = {"DivBackward0": -1, "MulBackward0": 1}
 _PASS = {"ToCopyBackward0", "ViewBackward0", "AliasBackward0", "CloneBackward0", "SqueezeBackward0"}
 _SINK = "_DDPSinkBackward"
@@ -56,7 +58,7 @@ def read_loss(loss: torch.Tensor, gradient: Any = None) -> Loss:
         name = node.name()
         if name in _FACTORS:
             kept = [following for following, _ in node.next_functions if following is not None]
-            other = node._saved_other if node._saved_other is not None else None
+            other = other_factor(node)
             if len(kept) != 1 or other is None or other.numel() != 1:
                 return Loss(factors, "unknown")
             factors.append((other.detach(), _FACTORS[name]))
@@ -73,5 +75,5 @@ def _reduction(node: Any, name: str) -> tuple[str, Any]:
         return name.removesuffix("Backward0").lower(), None
     if name not in _REDUCED:
         return "unknown", None
-    valid = node._saved_total_weight.detach() if name in _NLL else None
-    return _REDUCTIONS.get(node._saved_reduction, "unknown"), valid
+    valid = total_weight(node).detach() if name in _NLL else None
+    return _REDUCTIONS.get(reduction(node), "unknown"), valid

@@ -4,42 +4,50 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
+from toolkit.audit import torch_internals
 from toolkit.engines.ties import tied_names
 
-_WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
+_WRAPPERS = {
+    "module",
+    "_orig_mod",
+    "_forward_module",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+}
 
 
 def find_roots() -> list[nn.Module]:
     """Return every live module with parameters that is part of no other."""
     # `type`, since asking an instance can run code of proxies and lazy modules.
     modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
-    inner = {id(child) for module in modules for child in module._modules.values()}
+    inner = {id(child) for module in modules for child in module.children()}
     outer = [module for module in modules if id(module) not in inner]
     return [module for module in outer if any(p.requires_grad for p in module.parameters())]
 
 
 def plain_name(name: str) -> str:
     """Return a parameter's name without what wrappers put in front."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def parameters_of(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each trained parameter once, by its plain name; of FSDP2's the sharded one.
 
-    Between a forward and the end of its backward a sharded module can have its whole parameters.
+    Between a forward and the end of its backward a module sharded by FSDP2 can have its whole
+    parameters, and one sharded by FSDP1 has views in their place.
     """
     roots = list(roots)
     sharded = {id(whole): part for part, whole in whole_parameters(roots)}
     seen: set[int] = set()
     for root in roots:
-        for name, present in root.named_parameters():
+        originals = ((name, p) for flat in flats_of([root]) for name, p, _ in flat.originals)
+        for name, present in chain(root.named_parameters(), originals):
             parameter = sharded.get(id(present), present)
             if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -77,10 +85,19 @@ def fsdp2_units(roots: Iterable[nn.Module]) -> list[Any]:
 def whole_parameters(roots: Iterable[nn.Module]) -> Iterator[tuple[Any, Any]]:
     """Yield each parameter that FSDP2 has sharded, and the leaf that backward reaches."""
     for unit in fsdp2_units(roots):
-        group = unit._get_fsdp_state()._fsdp_param_group
-        for part in group.fsdp_params if group is not None else ():
-            if hasattr(part, "_unsharded_param"):
-                yield part.sharded_param, part._unsharded_param
+        yield from torch_internals.sharded_and_whole(unit)
+
+
+def fsdp1() -> Any:
+    """Return FSDP1's class if the script has imported it, else None."""
+    return getattr(loaded("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+
+def flats_of(roots: Iterable[nn.Module]) -> list[torch_internals.Flat]:
+    """Return the flat parameters of FSDP1."""
+    if (kind := fsdp1()) is None:
+        return []
+    return [flat for root in roots for flat in torch_internals.flats_of(root, kind)]
 
 
 def describe_engine(roots: list[nn.Module]) -> str:
@@ -89,8 +106,7 @@ def describe_engine(roots: list[nn.Module]) -> str:
         return f"DeepSpeed stage {engine.zero_optimization_stage()}"
     if fsdp2_units(roots):
         return "FSDP2"
-    fsdp = getattr(loaded("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if _has(roots, fsdp) is not None:
+    if _has(roots, fsdp1()) is not None:
         return "FSDP1"
     return "DDP" if _has(roots, nn.parallel.DistributedDataParallel) is not None else "plain"
 
@@ -117,7 +133,9 @@ def memberships(
     """
     own = dict(parameters_of(roots))
     if (engine := deepspeed_engine(roots)) is not None:
-        held = _deepspeed_parameters(engine)
+        from toolkit.audit.deepspeed_internals import parameters_held
+
+        held = parameters_held(engine)
         stale = 0
     else:
         held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
@@ -149,11 +167,3 @@ def groups_of(roots: list[nn.Module], optimizer: torch.optim.Optimizer) -> list[
         }
         for group in optimizer.param_groups
     ]
-
-
-def _deepspeed_parameters(engine: Any) -> list[nn.Parameter]:
-    from toolkit.engines.deepspeed_internals import OPTIMIZERS, compute_parameters
-
-    if type(engine.optimizer).__name__ in OPTIMIZERS:
-        return list(compute_parameters(engine.optimizer))
-    return [p for group in engine.optimizer.param_groups for p in group["params"]]

@@ -1,31 +1,35 @@
 """The models that an audited process trains, and what can be read off them at any moment."""
 
-import hashlib
 import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from toolkit.audit.accelerate_internals import holds_back
+from toolkit.audit.bits import Bits, local_part, sum_of_bits
 from toolkit.audit.models import (
     deepspeed_engine,
     describe_engine,
     find_roots,
+    flats_of,
     fsdp2_units,
     groups_of,
-    loaded,
     memberships,
     parameters_of,
     ties_of,
     untied_embeddings,
 )
 from toolkit.audit.samples import GradientSamples
+from toolkit.audit.torch_internals import is_compiled_in_place, tree_leaves
 from toolkit.audit.window import add_traffic
 from toolkit.engines.collective_listener import CollectiveListener
+from toolkit.engines.collectives import read_collective
 
 _LOOKED_AT = 8
 """Parameters whose gradients are looked at for what an earlier step left."""
@@ -34,15 +38,31 @@ _LOOKED_AT = 8
 class Subject:
     """Found at the first backward, when models are wrapped and optimizers built."""
 
-    def __init__(self, heard: Callable[[Any], None], before_forward: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        heard: Callable[[Any], None],
+        before_forward: Callable[[Any], None],
+        attempt: Callable[..., None],
+    ) -> None:
         self.roots = find_roots()
-        self.samples = GradientSamples(self.roots)
+        self.samples = GradientSamples(self.roots, attempt)
         self._of_root = [list(parameters_of([root])) for root in self.roots]
+        self._flat_sizes = {
+            id(parameter): size
+            for flat in flats_of(self.roots)
+            if flat.is_sharded
+            for parameter, size in [
+                (flat.parameter, flat.elements),
+                *((original, own) for _, original, own in flat.originals),
+            ]
+        }
         self._units = fsdp2_units(self.roots)
         self._deepspeed = deepspeed_engine(self.roots)
-        self._batch: str | None = None
+        self._batch: list[Bits] = []
         self._forward: dict[str, Any] = {}
-        self._listener = CollectiveListener(lambda call, _: heard(call))
+        self._listener = CollectiveListener(
+            partial(attempt, lambda *call: heard(read_collective(*call, True)))
+        )
         self._handles = [
             root.register_forward_pre_hook(
                 lambda _, arguments, settings: before_forward((arguments, settings)),
@@ -51,7 +71,7 @@ class Subject:
             )
             for root in self.roots
             # A hook would have a module compiled in place compiled again.
-            if getattr(root, "_compiled_call_impl", None) is None
+            if not is_compiled_in_place(root)
         ]
 
     def trained(self) -> list[torch.nn.Module]:
@@ -61,20 +81,12 @@ class Subject:
         return [root for root, own in pairs if any(id(p) in fired for _, p in own)]
 
     def note_batch(self, inputs: Any) -> None:
-        """Keep a hash of all tensors that a model is called with."""
-        from torch.utils._pytree import tree_leaves
+        """Keep a hash of each tensor that a model is called with."""
+        self._batch = [Bits(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
-        digest = hashlib.sha1()
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        for tensor in tensors:
-            whole = tensor.detach().cpu().contiguous()
-            digest.update(str(whole.shape).encode())
-            digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
-        self._batch = digest.hexdigest() if tensors else None
-
-    def take_batch(self) -> str | None:
-        """Return the hash of the last forward's inputs, once."""
-        batch, self._batch = self._batch, None
+    def take_batch(self) -> list[Bits]:
+        """Return the hashes of the last forward's inputs, once."""
+        batch, self._batch = self._batch, []
         return batch
 
     def hear_forward(self, call: Any) -> None:
@@ -88,18 +100,16 @@ class Subject:
 
     def asks_to_hold(self) -> bool:
         """Whether Accelerate was told that this micro-step is not the window's last."""
-        state: Any = getattr(loaded("accelerate.state"), "GradientState", None)
-        shared = getattr(state, "_shared_state", None)
-        if not shared or shared.get("sync_gradients", True):
-            return False
-        return not state().plugin_kwargs.get("sync_each_batch", False)
+        return holds_back()
 
     def holds_nonzero_gradients(self) -> bool:
         """Whether gradients of an earlier step are still there."""
         if self._deepspeed is not None:
             return False
         found = [p.grad for p in self._every() if p.grad is not None]
-        return any(bool(gradient.detach().any()) for gradient in map(_local, found[:_LOOKED_AT]))
+        return any(
+            bool(gradient.detach().any()) for gradient in map(local_part, found[:_LOOKED_AT])
+        )
 
     def held_bytes(self) -> int:
         """Return the bytes of gradients that wait for the rest of the window."""
@@ -116,13 +126,12 @@ class Subject:
             for unit in self._units:
                 yield from held_gradients(unit)
         if self._deepspeed is not None:
-            from toolkit.engines.deepspeed_internals import OPTIMIZERS, held_sums
+            from toolkit.audit.deepspeed_internals import sums_held
 
-            if type(self._deepspeed.optimizer).__name__ in OPTIMIZERS:
-                yield from held_sums(self._deepspeed.optimizer)
+            yield from sums_held(self._deepspeed)
         for parameter in self._every():
             if parameter.grad is not None:
-                yield _local(parameter.grad)
+                yield local_part(parameter.grad)
 
     def gradient_dtypes(self) -> list[str]:
         """Return the dtypes of the gradients that an optimizer is about to use."""
@@ -130,7 +139,11 @@ class Subject:
 
     def elements(self) -> int:
         """Return the elements of all parameters that can be trained."""
-        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self._every())
+        return sum(map(self._whole_size, self._every()))
+
+    def _whole_size(self, parameter: Any) -> int:
+        size = getattr(parameter, "ds_numel", parameter.numel())
+        return int(self._flat_sizes.get(id(parameter), size))
 
     def _every(self) -> Iterator[Any]:
         return (parameter for own in self._of_root for _, parameter in own)
@@ -144,9 +157,11 @@ class Subject:
     def fingerprints(self) -> dict[str, int]:
         """Return the sum of the bits of every parameter that should be whole on each rank."""
         return {
-            name: int(_bits(parameter))
+            name: sum_of_bits(parameter)
             for name, parameter in self._parameters()
-            if not hasattr(parameter, "placements") and not hasattr(parameter, "ds_tensor")
+            if id(parameter) not in self._flat_sizes
+            and not hasattr(parameter, "placements")
+            and not hasattr(parameter, "ds_tensor")
         }
 
     def describe(
@@ -170,13 +185,15 @@ class Subject:
                 {"kind": type(o).__name__, "line": line, "groups": groups_of(trained, o)}
                 for o, line in optimizers
             ],
-            "parameter_bytes": sum(_whole_bytes(p) for _, p in self._parameters()),
+            "parameter_bytes": sum(
+                self._whole_size(p) * int(p.element_size()) for _, p in self._parameters()
+            ),
             "ties": ties_of(trained),
             "untied": [list(tie) for tie in lost],
             "untied_embeddings": any(untied_embeddings(root) for root in trained),
             "parameter_dtypes": sorted({str(p.dtype) for _, p in self._parameters()}),
             "state_dtypes": _state_dtypes(optimizer for optimizer, _ in optimizers),
-            "deepspeed": None if engine is None else _deepspeed_settings(engine),
+            "deepspeed": _deepspeed_settings(engine),
         }
 
     def remove(self) -> None:
@@ -193,20 +210,6 @@ def _plain(names: set[str]) -> set[str]:
     return {plain_name(name) for name in names}
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "placements") else tensor
-
-
-def _whole_bytes(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel())) * int(parameter.element_size())
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = tensor.detach().contiguous().view(integer[tensor.element_size()])
-    return bits.sum(dtype=torch.int64)
-
-
 def _state_dtypes(optimizers: Iterator[Any]) -> list[str]:
     values = (v for o in optimizers for state in o.state.values() for v in state.items())
     return sorted(
@@ -214,13 +217,12 @@ def _state_dtypes(optimizers: Iterator[Any]) -> list[str]:
     )
 
 
-def _deepspeed_settings(engine: Any) -> dict[str, Any]:
-    asked = getattr(engine._config, "_param_dict", None) or {}
-    return {
-        "gradient_clipping": float(engine.gradient_clipping()),
-        "asks_for_clipping": "gradient_clipping" in asked,
-        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
-    }
+def _deepspeed_settings(engine: Any) -> dict[str, Any] | None:
+    if engine is None:
+        return None
+    from toolkit.audit.deepspeed_internals import settings_of
+
+    return settings_of(engine)
 
 
 def describe_process() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Where in the audited script something happens, and what the script's own words ask for."""
 
 import ast
+import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def their_frames() -> Iterator[FrameType]:
     The file that was started counts as the script's wherever it is installed.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if name == main or not (name.startswith("<") or _is_library(name)):

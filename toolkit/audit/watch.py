@@ -40,20 +40,12 @@ def start_watch() -> None:
 
 
 def _safely(note: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of a note end the watch, not the script."""
+    """Note what the training thread does, and let an error of the note end the watch alone."""
 
     @wraps(note)
     def noted(self: "Watch", *arguments: Any, **settings: Any) -> None:
-        is_elsewhere = (os.getpid(), threading.get_ident()) != (self.process, self.thread)
-        if self.is_over or is_elsewhere:
-            return
-        began = time.thread_time()
-        try:
-            note(self, *arguments, **settings)
-        except Exception:
-            self.problem = traceback.format_exc()
-            self.finish()
-        self.notes_s += time.thread_time() - began
+        if self.thread in (None, threading.get_ident()):
+            self.attempt(note, self, *arguments, **settings)
 
     return noted
 
@@ -64,11 +56,11 @@ class Watch:
     def __init__(self, folder: Path, *, steps: int, stops: bool) -> None:
         self.folder, self.steps, self.stops = folder, steps, stops
         self.is_over = False
-        self.thread = threading.get_ident()
+        self.thread: int | None = None
         self.process = os.getpid()
         self.problem: str | None = None
         self.depth = 0
-        self.notes_s = 0.0
+        self.watch_s = 0.0
         self.window: Window | None = None
         self.done: list[dict[str, Any]] = []
         self.written = 0
@@ -87,6 +79,18 @@ class Watch:
         # A process that multiprocessing starts forgets what was to be done at its parent's exit.
         multiprocessing.util.register_after_fork(self, Watch._after_fork)
 
+    def attempt(self, note: Callable[..., None], *arguments: Any, **settings: Any) -> None:
+        """Call a note from whatever thread: with a GPU, backward runs in threads of its own."""
+        if self.is_over or os.getpid() != self.process:
+            return
+        began = time.thread_time()
+        try:
+            note(*arguments, **settings)
+        except Exception:
+            self.problem = traceback.format_exc()
+            self.finish()
+        self.watch_s += time.thread_time() - began
+
     def _finish_at_exit(self) -> None:
         # Unlike `atexit` this is run by the children of multiprocessing as well.
         multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
@@ -94,7 +98,7 @@ class Watch:
     def _after_fork(self) -> None:
         """Start anew in a child, which is a rank of its own unless its parent trains already."""
         is_worker = self.subject is not None
-        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.process, self.thread = os.getpid(), None
         if is_worker:
             self.is_over = True
         else:
@@ -145,8 +149,8 @@ class Watch:
 
     @_safely
     def _note_schedule(self, scheduler: Any, *arguments: Any, **settings: Any) -> None:
-        # A scheduler's own first step is in its constructor.
-        if self.window is not None and sys._getframe(2).f_back.f_code.co_name != "_initial_step":  # type: ignore[union-attr]
+        # A scheduler's own first step is in its constructor, from epoch -1 to 0.
+        if self.window is not None and scheduler.last_epoch >= 0:
             self.window.note_schedule(id(scheduler), their_line())
 
     @_safely
@@ -156,9 +160,14 @@ class Watch:
         if self.is_over:
             return
         if self.subject is None:
+            from toolkit.audit.models import fsdp1
             from toolkit.audit.subject import Subject
 
-            self.subject = Subject(self._heard, self._before_forward)
+            self.thread = threading.get_ident()
+            self.subject = Subject(self._heard, self._before_forward, self.attempt)
+            if (wrapper := fsdp1()) is not None:
+                clip = self._clip(wrapper.clip_grad_norm_)
+                self.patches.replace(wrapper, "clip_grad_norm_", clip)
         if self.window is None:
             self.window = Window(self.subject)
         first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
@@ -180,7 +189,6 @@ class Watch:
             if not self.is_over:
                 self.subject.note_batch(inputs)
 
-    @_safely
     def _heard(self, collective: Any) -> None:
         if self.window is not None:
             self.window.hear(self.phase, collective)
@@ -225,11 +233,6 @@ class Watch:
             self.finish()
             if self.stops:
                 self._stop()
-
-    @property
-    def watch_s(self) -> float:
-        """Return the processor time that the watch itself took so far, in seconds."""
-        return self.notes_s + (0.0 if self.subject is None else self.subject.samples.spent_s)
 
     def write(self) -> None:
         """Add what was not yet written, a line each; a broken last line is a process that died."""

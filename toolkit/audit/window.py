@@ -19,7 +19,7 @@ class Window:
     def __init__(self, subject: Any) -> None:
         self._subject = subject
         self._micro_steps: list[dict[str, Any]] = []
-        self._own: list[Any] = []
+        self._own: list[torch.Tensor] = []
         self._bookkeeping = min(_BOOKKEEPING, subject.elements() - 1)
         self._applied: list[torch.Tensor | None] | None = None
         self._gradient_dtypes: list[str] = []
@@ -87,9 +87,10 @@ class Window:
         for micro_step in self._micro_steps:
             loss = micro_step["loss"]
             micro_step["loss"] = loss.resolve() if loss is not None else None
+            micro_step["batch"] = " ".join(bits.text() for bits in micro_step["batch"])
         return {
             "micro_steps": self._micro_steps,
-            "own": [samples.flat(own) for own in self._own],
+            "own": [own.tolist() for own in self._own],
             "applied": samples.flat(self._applied) if self._applied is not None else [],
             "traffic": self._traffic,
             "left_over": self._left_over,

@@ -10,15 +10,20 @@ from typing import Any
 
 import torch
 
-from toolkit.engines.collectives import OPERATORS, Collective, read_collective
+from toolkit.engines.collectives import OPERATORS
+from toolkit.engines.torch_internals import below_autograd, take_off
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
 class CollectiveListener:
-    """Calls `heard` with each collective, and what its operator returned, until `remove`."""
+    """Calls `heard` with each collective until `remove`, from the thread that issues it.
 
-    def __init__(self, heard: Callable[[Collective, Any], None]) -> None:
+    Args:
+        heard: called with the operator, its arguments and its result, as `read_collective` is.
+    """
+
+    def __init__(self, heard: Callable[[Any, Any, Any], None]) -> None:
         self._heard = heard
         self._is_inside = False
         self._libraries: list[torch.library.Library] = []
@@ -40,12 +45,12 @@ class CollectiveListener:
         def kernel(keyset: Any, *arguments: Any, **settings: Any) -> Any:
             outer, self._is_inside = not self._is_inside, True
             try:
-                with torch._C._AutoDispatchBelowAutograd():
+                with below_autograd():
                     result = operator(*arguments, **settings)
             finally:
                 self._is_inside = not outer
             if outer and not torch.compiler.is_compiling():
-                self._heard(read_collective(operator, arguments, result, True), result)
+                self._heard(operator, arguments, result)
             return result
 
         return kernel
@@ -53,5 +58,5 @@ class CollectiveListener:
     def remove(self) -> None:
         """Take the kernels off again."""
         for library in self._libraries:
-            library._destroy()
+            take_off(library)
         self._libraries.clear()

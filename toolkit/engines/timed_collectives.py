@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from toolkit.engines.clock import Clock, Mark
 from toolkit.engines.collective_listener import CollectiveListener
-from toolkit.engines.collectives import Collective
+from toolkit.engines.collectives import Collective, read_collective
 from toolkit.engines.torch_internals import around_waits
 
 
@@ -69,7 +69,8 @@ class TimedCollectives:
             if timed.over:
                 timed.work = None
 
-    def _heard(self, what: Collective, result: Any) -> None:
+    def _heard(self, operator: Any, arguments: Any, result: Any) -> None:
+        what = read_collective(operator, arguments, result, True)
         timed = Timed(what, self.phase, self.clock.now(), _work_of(result))
         self.timed.append(timed)
         self._note_end(timed)

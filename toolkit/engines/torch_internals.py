@@ -3,7 +3,8 @@
 Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_python_dispatch.py`,
 `torch/distributed/distributed_c10d.py`, `torch/_subclasses/fake_tensor.py`,
 `torch/distributed/_tools`, `torch/testing/_internal/distributed/fake_pg.py`,
-`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`, `torch/cuda/_pin_memory_utils.py`.
+`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`,
+`torch/library.py`, `torch/cuda/_pin_memory_utils.py`.
 """
 
 import weakref
@@ -162,6 +163,16 @@ def around_waits(around: Callable[[dist.Work], AbstractContextManager[None]]) ->
         yield
     finally:
         kind.wait = original
+
+
+def below_autograd() -> Any:
+    """Return a context in which operators go to the kernels below autograd's."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def take_off(library: torch.library.Library) -> None:
+    """Take the kernels of a library off again."""
+    library._destroy()
 
 
 def find_cpp_compiler() -> str | None:
