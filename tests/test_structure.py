@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "toolkit"
+from toolkit.engines.strategies import STRATEGIES
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "toolkit"
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 50
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -48,3 +53,54 @@ def test_a_ring_of_folders_is_found(tmp_path: Path) -> None:
 def test_the_package_does_without_the_benchmarks() -> None:
     roots = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for name in imported(path)}
     assert roots & {"benchmarks", "tests"} == set()
+
+
+def too_long(path: Path) -> Iterator[str]:
+    """Yield what of a file nobody reads on a screen or two: itself, and its functions."""
+    text = path.read_text()
+    if text.count("\n") > LONGEST_FILE:
+        yield f"{path}"
+    for node in ast.walk(ast.parse(text)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION:
+            yield f"{path}: {node.name}"
+
+
+@pytest.mark.parametrize("folder", ["toolkit", "benchmarks", "launch", "docs", "examples"])
+def test_files_and_functions_are_short(folder: str) -> None:
+    assert [line for path in (ROOT / folder).rglob("*.py") for line in too_long(path)] == []
+
+
+def test_a_long_function_and_a_long_file_are_found(tmp_path: Path) -> None:
+    body = "    x = 1\n" * LONGEST_FUNCTION
+    (tmp_path / "function.py").write_text(f"def f():\n{body}")
+    (tmp_path / "file.py").write_text("x = 1\n" * (LONGEST_FILE + 1))
+    assert [*too_long(tmp_path / "function.py")] == [f"{tmp_path / 'function.py'}: f"]
+    assert [*too_long(tmp_path / "file.py")] == [f"{tmp_path / 'file.py'}"]
+
+
+KNOW_THE_ENGINES = {"engines", "launch", "program", "configs"}
+
+
+def branches_on_a_strategy(path: Path) -> Iterator[str]:
+    """Yield the lines that compare something with a strategy's name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            constants = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+            if set(map(str, constants)) & set(STRATEGIES):
+                yield f"{path}, line {node.lineno}"
+
+
+def test_only_the_engines_own_folders_ask_which_strategy_it_is() -> None:
+    files = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in KNOW_THE_ENGINES
+    ]
+    assert [line for path in files for line in branches_on_a_strategy(path)] == []
+
+
+def test_a_branch_on_a_strategy_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "branch.py"
+    file.write_text("def f(name):\n    return name in ('ddp', 'other')\n")
+    assert [*branches_on_a_strategy(file)] == [f"{file}, line 2"]

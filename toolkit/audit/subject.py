@@ -61,7 +61,9 @@ class Subject:
         self._batch: list[Bits] = []
         self._forward: dict[str, Any] = {}
         self._listener = CollectiveListener(
-            partial(attempt, lambda *call: heard(read_collective(*call, True)))
+            partial(
+                attempt, lambda what, given, found: heard(read_collective(what, given, found, True))
+            )
         )
         self._handles = [
             root.register_forward_pre_hook(
@@ -248,3 +250,7 @@ def peak_memory_bytes() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _note_call(heard: Callable[[Any], None], operator: Any, arguments: Any, result: Any) -> None:
+    heard(read_collective(operator, arguments, result, True))

@@ -80,8 +80,11 @@ def train(
         raise typer.Exit(start(*job, num_processes=num_processes, options=options))
     if num_processes is not None:
         raise UsageError("--machines takes --per-machine, not --num-processes")
-    layout = {"machines": machines, "per_machine": per_machine, "address": address}
-    raise typer.Exit(start_elastic(*job, **layout, options=options))
+    raise typer.Exit(
+        start_elastic(
+            *job, machines=machines, per_machine=per_machine, address=address, options=options
+        )
+    )
 
 
 def _files(strategy: str | None, config: Path | None, plan: Path | None) -> tuple[str, Path]:
