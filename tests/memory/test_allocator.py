@@ -76,3 +76,13 @@ def test_what_gloo_makes_for_itself_is_counted_apart(one_rank: None) -> None:
     assert peak.bytes - peak.before == gathered.nbytes
     assert [block.size for block in peak.held] == [gathered.nbytes]
     assert peak.transport >= own.nbytes
+
+
+def test_measuring_prints_nothing_of_what_was_there_before(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """PyTorch's C++ code warns of the first free of such a block and every thousandth after it."""
+    blocks = [torch.empty(1000) for _ in range(3000)]
+    with measure_peak(CPU):
+        blocks.clear()
+    assert "before the profiling started" not in capfd.readouterr().err
