@@ -49,5 +49,5 @@ def test_json_says_what_ran_and_what_could_not(tmp_path: Path) -> None:
     assert report["cases"][0]["collectives"]["all_reduce"] == nothing
     assert report["cases"][0]["expected_collectives"]["all_reduce"] == nothing
     assert report["not_run"] == [
-        {"strategy": "single", "world_size": 2, "reason": "not run: one process is one process"}
+        {"strategy": "single", "world_size": 2, "reason": "not run: it is one process"}
     ]

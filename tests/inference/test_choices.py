@@ -5,15 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.inference.conftest import write_lines
 from toolkit.data.tokenizers import open_tokenizer
+from toolkit.engines.ranks import Ranks
 from toolkit.errors import UsageError
 from toolkit.inference.choices import TASKS, log_likelihoods, read_questions, score
-from toolkit.inference.ranks import Ranks
 from toolkit.inference.trained import Trained
 
-ALONE = Ranks(0, 1)
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 # The model gives each of these tokens this probability wherever it stands:
 #   " red" 1/4   " so" 1/8   " yellow" 1/16   " cat" 1/64
@@ -101,7 +102,10 @@ def test_ranks_share_the_questions(trained: Trained, tmp_path: Path) -> None:
         def sum(self, values):  # type: ignore[no-untyped-def]
             return values
 
-    shares = [score(trained, "hellaswag", file, Recording(rank, 2)) for rank in (0, 1)]
+    shares = [
+        score(trained, "hellaswag", file, Recording(rank, 2, torch.device("cpu")))
+        for rank in (0, 1)
+    ]
     assert [found.right_normalised for share in shares for found in share] == [0, 1, 1, 0]
 
 

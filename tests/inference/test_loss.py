@@ -17,14 +17,14 @@ from tests.inference.conftest import random_model, save
 from toolkit.cli import app
 from toolkit.data.batches import eval_batches
 from toolkit.data.tokenizers import open_tokenizer
+from toolkit.engines.ranks import Ranks
 from toolkit.errors import UntrustedError, UsageError
 from toolkit.inference.loss import TextLoss, text_loss
-from toolkit.inference.ranks import Ranks
 from toolkit.inference.source import Source, find_source
 from toolkit.inference.text_data import open_tokens
 from toolkit.inference.trained import Trained, read_trained
 
-ALONE = Ranks(0, 1)
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def evaluated(*words: str) -> list[dict[str, float]]:

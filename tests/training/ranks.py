@@ -52,8 +52,7 @@ class ThreadRanks(Ranks):
     """Sums by way of a meeting."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
-        super().__init__(meeting.barrier.parties, torch.device("cpu"))
-        self.rank = rank
+        super().__init__(rank, meeting.barrier.parties, torch.device("cpu"))
         self.meeting = meeting
 
     def begin_sum(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -167,8 +167,8 @@ def test_launches_that_cannot_exist_name_the_reason() -> None:
     reasons = {
         launch: not_run(launch) for launch in plan_launches(["single", "ddp", "hsdp"], [1, 2, 4])
     }
-    assert reasons[Launch("single", 2)] == "one process is one process"
-    assert "at least 4 processes" in (reasons[Launch("hsdp", 2)] or "")
+    assert reasons[Launch("single", 2)] == "it is one process"
+    assert "equal groups of at least two" in (reasons[Launch("hsdp", 2)] or "")
     assert (
         reasons[Launch("hsdp", 4)]
         is reasons[Launch("ddp", 2)]

@@ -75,7 +75,7 @@ def estimate(
     Example: toolkit estimate --config my.yaml --world-size 8 --gpu A100-80
     """
     from toolkit.engines.strategies import STRATEGIES
-    from toolkit.launch.ranks import Ranks
+    from toolkit.launch.layout import Layout
     from toolkit.memory.question import Question, step_tokens
     from toolkit.verify.options import choices
 
@@ -95,7 +95,7 @@ def estimate(
         tokens=step_tokens(run, is_a_file=config is not None),
         strategies=None if strategies is None else choices("--strategies", strategies, STRATEGIES),
         accumulation=run.accumulation if wants_one_mode else None,
-        ranks=Ranks(world_size=world_size, per_machine=per_machine),
+        layout=Layout(world_size=world_size, per_machine=per_machine),
         device=device,
         gpu=gpu,
         largest=max_micro_batch,

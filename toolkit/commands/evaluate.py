@@ -11,9 +11,9 @@ from toolkit.commands.options import AsJson, Tokenizer, TrainedModel
 from toolkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from toolkit.engines.ranks import Ranks
     from toolkit.inference.choices import Accuracy
     from toolkit.inference.loss import TextLoss
-    from toolkit.inference.ranks import Ranks
     from toolkit.inference.source import Source
     from toolkit.inference.trained import Trained
 
@@ -92,7 +92,7 @@ def _loss(
         batches = eval_batches(
             dataset,
             micro_batch_size=1,
-            world_size=ranks.size,
+            world_size=ranks.world_size,
             rank=ranks.rank,
             max_sequences=sequences,
         )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from toolkit.data.encode import Encoding
 from toolkit.data.prepare import SHARD_TOKENS, PreparedData, prepare_files
-from toolkit.data.split import Treatment, split_documents
-from toolkit.data.unpack import unpacked
+from toolkit.data.split import Split, Treatment, split_documents
+from toolkit.data.unpack import TextFile, unpacked
 from toolkit.errors import UsageError
 
 
@@ -64,15 +64,6 @@ def prepare_split(
             near_duplicates=near_duplicates,
         ) as split,
     ):
-        sides = {out_dir: split.train}
-        if val_fraction:
-            sides = {out_dir / "train": split.train, out_dir / "val": split.val}
-        for folder, side in sides.items():
-            if not side:
-                raise UsageError(
-                    f"no document falls into {folder}: with --val-fraction {val_fraction} there "
-                    f"are {len(split.train)} files to train on and {len(split.val)} to validate on"
-                )
         prepared = [
             prepare_files(
                 side,
@@ -83,7 +74,21 @@ def prepare_split(
                 processes=processes,
                 encoding=encoding,
             )
-            for folder, side in sides.items()
+            for folder, side in _sides(split, out_dir, val_fraction).items()
         ]
     found = None if near_duplicates == "keep" else split.near_duplicates
     return PreparedSplit(prepared, found, near_duplicates == "remove")
+
+
+def _sides(split: Split, out_dir: Path, val_fraction: float) -> dict[Path, list[TextFile]]:
+    """Return the files of each folder, of which none may be without."""
+    sides = {out_dir: split.train}
+    if val_fraction:
+        sides = {out_dir / "train": split.train, out_dir / "val": split.val}
+    for folder, side in sides.items():
+        if not side:
+            raise UsageError(
+                f"no document falls into {folder}: with --val-fraction {val_fraction} there "
+                f"are {len(split.train)} files to train on and {len(split.val)} to validate on"
+            )
+    return sides

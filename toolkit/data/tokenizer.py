@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from toolkit.data.vocabulary import END_OF_TEXT, END_OF_TEXT_TOKEN, read_ranks
 
-Ranks = dict[bytes, int]
+MergeableRanks = dict[bytes, int]
 
 
 @cache
@@ -56,7 +56,7 @@ def gpt2_merges() -> list[tuple[str, str]]:
     return [(_spell(left, spelling), _spell(right, spelling)) for left, right in pairs]
 
 
-def last_merge(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
+def last_merge(token: bytes, ranks: MergeableRanks) -> tuple[bytes, bytes]:
     """Return the two tokens that `token` was first merged from.
 
     When the encoding learned it, only lower ranks were there; encoded with these alone, its bytes

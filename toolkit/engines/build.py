@@ -20,6 +20,7 @@ from toolkit.engines.strategies import (
     Precision,
     Strategy,
     check_precision,
+    frees_after_forward,
 )
 from toolkit.engines.ties import check_ties, tie_again, tied_names
 from toolkit.errors import UsageError
@@ -220,7 +221,7 @@ def _fsdp2_plugins(
     admit_sharding()
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=launched.strategy != "fsdp2_no_reshard",
+        reshard_after_forward=frees_after_forward(launched.strategy),
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted(blocks),
         # Whole gradients are held in what they are reduced in; Accelerate's default is bf16.

@@ -19,7 +19,7 @@ from toolkit.engines.collectives import CollectiveCounter
 from toolkit.engines.engine import Engine
 from toolkit.engines.exchange import Bf16Exchange
 from toolkit.engines.mixture import stays_gathered
-from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision
+from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision, frees_after_forward
 from toolkit.engines.torch_internals import mixed_precision, reduces_by, reshards_after_forward
 from toolkit.engines.traffic import REDUCING, Reductions
 from toolkit.errors import UsageError
@@ -136,7 +136,7 @@ def _fsdp2_facts(engine: Engine, precision: Precision) -> list[Fact]:
     asked_to = {
         number
         for number in range(len(blocks))
-        if strategy != "fsdp2_no_reshard"
+        if frees_after_forward(strategy)
         and not stays_gathered(strategy, engine.accumulation, number)
     }
     return [

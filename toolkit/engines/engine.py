@@ -68,7 +68,7 @@ class Engine:
         self.precision = precision
         self.reduce = reduce
         self.device: torch.device = accelerator.device
-        self.ranks = Ranks(launched.world_size, self.device)
+        self.ranks = Ranks(launched.rank, launched.world_size, self.device)
         self.state = self.state_class(module, optimizer, launched, accelerator.scaler)
         self.norm: Callable[..., torch.Tensor] = global_norm
         self.parameters: Sequence[nn.Parameter] = tuple(model.parameters())

@@ -13,6 +13,7 @@ class Ranks:
     """All processes of a launch; every method is a collective, so every rank must call it.
 
     Args:
+        rank: which of them this process is.
         world_size: how many there are; one process alone has no group.
         device: where the backend takes its tensors.
 
@@ -20,7 +21,8 @@ class Ranks:
         waited_s: seconds in collectives of numbers, since the start.
     """
 
-    def __init__(self, world_size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self.rank = rank
         self.world_size = world_size
         self.device = device
         self.waited_s = 0.0

@@ -201,6 +201,11 @@ def check_precision(precision: Precision, device_type: str) -> None:
         )
 
 
+def frees_after_forward(strategy: Strategy) -> bool:
+    """Return whether a unit's gathered parameters are freed between its two passes."""
+    return strategy != "fsdp2_no_reshard"
+
+
 def missing_engine(strategy: Strategy) -> str | None:
     """Return what a strategy needs that is not installed, or None; DeepSpeed is an extra."""
     if not strategy.startswith("zero") or find_spec("deepspeed") is not None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from toolkit.engines.ranks import Ranks
 from toolkit.errors import UsageError
-from toolkit.inference.ranks import Ranks
 from toolkit.inference.trained import Trained
 
 _BRACKETS = re.compile(r"\[.*?\]")
@@ -102,7 +102,7 @@ def score(trained: Trained, task: str, file: Path, ranks: Ranks) -> list[Accurac
     for style in TASKS[task]:
         questions = read_questions(file, style)
         right = torch.zeros(2, dtype=torch.float64)
-        for question in questions[ranks.rank :: ranks.size]:
+        for question in questions[ranks.rank :: ranks.world_size]:
             right += torch.tensor(_answers(trained, question, style))
         plain, normalised = (int(count) for count in ranks.sum(right).tolist())
         found.append(Accuracy(style.name, style.per, len(questions), plain, normalised))

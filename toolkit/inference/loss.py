@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from toolkit.data.batches import Batch
-from toolkit.inference.ranks import Ranks
+from toolkit.engines.ranks import Ranks
 from toolkit.inference.trained import Trained
 from toolkit.model.loss import IGNORE_INDEX
 

@@ -14,7 +14,7 @@ from toolkit.engines.strategies import (
     check_precision,
 )
 from toolkit.errors import UsageError
-from toolkit.launch.ranks import Ranks
+from toolkit.launch.layout import Layout
 from toolkit.memory.largest import StepTokens
 from toolkit.memory.rows import Rows, build_rows
 from toolkit.program.settings import ONLY_FOR, Device
@@ -29,7 +29,7 @@ class Question:
         tokens: those of its step.
         strategies: which rows; None for all that the method can answer for.
         accumulation: which mode; None for all.
-        ranks: how many; `single` is one in any case.
+        layout: how many ranks; `single` is one in any case.
         gpu: what it has to fit; None for all that are known.
         largest: whether to look for the largest micro-batch on `gpu`.
         method: `formula` or `trace`.
@@ -41,7 +41,7 @@ class Question:
     tokens: StepTokens
     strategies: Sequence[Strategy] | None
     accumulation: Accumulation | Mixture | Budget | None
-    ranks: Ranks
+    layout: Layout
     device: Device
     gpu: str | None
     largest: bool
@@ -71,7 +71,7 @@ class Question:
         rows = build_rows(
             self.config,
             self.tokens,
-            self.ranks,
+            self.layout,
             asked=self.asked,
             accumulation=self.accumulation,
             device=self.device,

@@ -13,7 +13,7 @@ from toolkit.engines.strategies import (
     possible_accumulations,
 )
 from toolkit.errors import UsageError
-from toolkit.launch.ranks import Ranks
+from toolkit.launch.layout import Layout
 from toolkit.memory.largest import StepTokens
 from toolkit.program.settings import MAX_PARAMETERS, Device, StepSettings, settings_of_run
 
@@ -29,7 +29,7 @@ class Rows:
 def build_rows(
     config: RunConfig,
     tokens: StepTokens,
-    ranks: Ranks,
+    layout: Layout,
     *,
     asked: Sequence[Strategy],
     accumulation: Accumulation | Mixture | Budget | None,
@@ -48,12 +48,12 @@ def build_rows(
     rows = Rows()
     for strategy in (name for name in STRATEGIES if name in asked):
         try:
-            replicas = ranks.replicas(strategy)
+            replicas = layout.replicas(strategy)
         except UsageError as error:
             rows.skipped.append(f"{strategy}: {error}")
             continue
         modes = _modes(strategy, accumulation, rows.skipped)
-        world_size = ranks.of(strategy)
+        world_size = layout.of(strategy)
         whole = whole_micro_steps(config, tokens, world_size)
         rows.settings.extend(
             settings_of_run(
@@ -68,7 +68,7 @@ def build_rows(
         )
     if not rows.settings:
         reasons = "; ".join(rows.skipped)
-        raise UsageError(f"none of {', '.join(asked)} runs on {ranks.world_size} ranks: {reasons}")
+        raise UsageError(f"none of {', '.join(asked)} runs on {layout.world_size} ranks: {reasons}")
     return rows
 
 

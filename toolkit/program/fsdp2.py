@@ -32,6 +32,7 @@ from dataclasses import replace
 
 from toolkit.engines.mixture import ROOT, Unit, mode_of, stays_gathered
 from toolkit.engines.reduction import reduction_of, sum_width
+from toolkit.engines.strategies import frees_after_forward
 from toolkit.engines.traffic import EngineKind
 from toolkit.model.tensors import Tensor, block_tensors, root_tensors
 from toolkit.program.engine import EngineWalk
@@ -70,7 +71,7 @@ class Fsdp2Walk(EngineWalk):
             unit,
             mode=mode,
             exchanges=reduction == "bf16-fp32sum",
-            gathers_again=name != ROOT and not stays and strategy != "fsdp2_no_reshard",
+            gathers_again=name != ROOT and not stays and frees_after_forward(strategy),
             stays_gathered=stays,
         )
 

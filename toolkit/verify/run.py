@@ -15,17 +15,17 @@ from toolkit.engines.strategies import (
     Accumulation,
     Precision,
     Strategy,
-    missing_engine,
+    impossible_on,
     possible_accumulations,
 )
-from toolkit.errors import ToolkitError, UsageError
+from toolkit.errors import ToolkitError
 from toolkit.launch.processes import launch as start
 from toolkit.model.sizes import ModelSizes
 from toolkit.verify import worker
 from toolkit.verify.cases import SEQUENCES_PER_STEP, TINY, VARIANT_STEPS, Case
 from toolkit.verify.controls import CONTROLS, Control
 from toolkit.verify.outcome import FOUND, Outcome, Work
-from toolkit.verify.verdict import Launch, Verdict, judge, launched_replicas
+from toolkit.verify.verdict import Launch, Verdict, judge
 
 Mixtures = Literal["mixtures"]
 MIXTURES: Mixtures = "mixtures"
@@ -57,14 +57,8 @@ class LaunchReport:
 
 def not_run(launch: Launch) -> str | None:
     """Return why a launch cannot exist here, or None if it can."""
-    if missing := missing_engine(launch.strategy):
-        return missing
-    if launch.strategy == "single" and launch.world_size != 1:
-        return "one process is one process"
-    try:
-        launched_replicas(launch.strategy, launch.world_size)
-    except UsageError as error:
-        return str(error)
+    if reason := impossible_on(launch.strategy, launch.world_size):
+        return reason
     if SEQUENCES_PER_STEP % launch.world_size:
         return f"{SEQUENCES_PER_STEP} sequences do not divide by {launch.world_size} processes"
     return None

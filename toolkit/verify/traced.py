@@ -25,7 +25,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.fsdp2 import Fsdp2Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.replicated import ReplicatedEngine
-from toolkit.engines.strategies import Precision
+from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision, frees_after_forward
 from toolkit.engines.torch_internals import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -59,7 +59,7 @@ def trace_row(settings: StepSettings, begin_step: Callable[[int], None] = lambda
         settings: what is traced.
         begin_step: called with 1 and 2 as the steps begin; a large model takes minutes.
     """
-    sharded = settings.strategy != "single"
+    sharded = settings.strategy in FSDP2_STRATEGIES
     if sharded:
         dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=fake_store())
     try:
@@ -75,7 +75,7 @@ def trace_row(settings: StepSettings, begin_step: Callable[[int], None] = lambda
 
 
 def _mesh(settings: StepSettings) -> Any:
-    if settings.strategy == "hsdp":
+    if settings.replicas > 1:
         shape = (settings.replicas, settings.shards)
         return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh("cpu", (settings.world_size,))
@@ -214,7 +214,7 @@ def _shard(model: GPT2, settings: StepSettings, mesh: Any) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[settings.precision], reduce_dtype=sum_dtype(settings.reduce)
     )
-    reshard = settings.strategy != "fsdp2_no_reshard"
+    reshard = frees_after_forward(settings.strategy)
     for block in model.transformer.h:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

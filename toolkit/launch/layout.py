@@ -7,7 +7,7 @@ from toolkit.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class Layout:
     """Ranks on machines of one size."""
 
     world_size: int
