@@ -195,6 +195,7 @@ def test_train_takes_overrides_and_returns_the_runs_code(
     assert ran.code == 6
     assert "--num_processes 4" in ran.out
     assert ran.out.endswith("run_name=other\n")
+    assert toolkit_program("train", *words, "run_name=other", "--quiet").out == ""
 
 
 def test_summary_prints_its_lines(toolkit_program: Ran, run_file: Path) -> None:

@@ -91,8 +91,15 @@ def test_how_the_last_start_ended_stands_beside_what_the_run_did(
 
 def test_overrides_choose_the_run(run_file: Path, folder: Path) -> None:
     leave(folder, RECORDS)
-    with pytest.raises(UsageError, match="runs/other holds no finished start of a run"):
+    with pytest.raises(UsageError, match="runs/other is no run; train it first"):
         summarise(run_file, ["run_name=other"])
+    with pytest.raises(UsageError, match=r"seed=1 changes nothing of .*; give the run's YAML"):
+        summarise(folder, ["seed=1"])
+
+
+def test_a_run_folder_shows_the_same(run_file: Path, folder: Path) -> None:
+    leave(folder, RECORDS)
+    assert summarise(folder) == summarise(run_file)
 
 
 def test_a_run_without_a_step_is_refused(run_file: Path, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""The examples learn under ddp, fsdp2 and zero3 what a plain loop on one process learns."""
+"""The examples make under ddp, fsdp2 and zero3 the update of a plain loop on one process."""
 
-import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ import toolkit
 from tests.examples import under
 from toolkit.launch.processes import launch
 from toolkit.shipped import ROOT
+from toolkit.verify.compare import compare
+from toolkit.verify.reference import Trajectory, norm_of
+from toolkit.verify.tolerance import COMPARED, Yardstick
 
 STRATEGIES = ("ddp", "fsdp2", "zero3")
 
@@ -22,66 +25,93 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def launched(ranks: int, folder: Path, *strategies: str) -> dict[str, Any]:
-    printed = launch(
+Found = dict[tuple[str, str], Trajectory]
+
+
+def launched(ranks: int, folder: Path, *strategies: str) -> Found:
+    launch(
         "ddp" if ranks > 1 else "single",
         ranks,
         [under.__file__, str(folder), *strategies],
         timeout_s=200.0,
         environment={"PYTHONPATH": str(ROOT)},
     )
-    lines = [line for line in printed.splitlines() if line.startswith("FOUND ")]
-    found = [json.loads(line.removeprefix("FOUND ")) for line in lines]
-    return {each["strategy"]: each for each in found}
+    return torch.load(folder / under.FOUND, weights_only=False)
 
 
 @pytest.fixture(scope="module")
-def found(runs: Path) -> dict[str, Any]:
+def found(runs: Path) -> Found:
     return launched(2, runs, *STRATEGIES)
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, list[float]]:
-    """Losses of both models in a loop that knows no engine, on the whole global batch."""
-    losses = {}
-    for name, model in under.models():
+def measures() -> dict[str, Yardstick]:
+    """Of both models: the exact update, and how far rounding takes plain PyTorch from it."""
+    exact, rounded = (dict(plain(dtype)) for dtype in (torch.float64, torch.float32))
+    return {
+        name: Yardstick(exact[name], compare(rounded[name], exact[name]), torch_norm_max_rel=0.0)
+        for name in exact
+    }
+
+
+def plain(dtype: torch.dtype) -> Iterator[tuple[str, Trajectory]]:
+    """Train both models in a loop that knows no engine, on the whole global batch."""
+    for name, drawn in under.models():
+        model = drawn.to(dtype)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        losses[name] = []
+        losses, norms, gradients = [], [], {}
         for step in range(under.own_loop.STEPS):
             batch = under.own_loop.global_batch(step)
             loss = model(batch[:, :-1], batch[:, 1:].contiguous()) / batch[:, 1:].numel()
             loss.backward()
+            if step == 0:
+                gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+            norms.append(norm_of(parameter.grad for parameter in model.parameters()))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            losses[name].append(loss.item())
-    return losses
+            losses.append(loss.item())
+        parameters = {n: p.detach() for n, p in model.named_parameters()}
+        yield name, Trajectory(losses, norms, gradients, parameters)
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("model", ["gpt2", "own"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_both_learn_what_a_plain_loop_does(
-    found: dict[str, Any], plain: dict[str, list[float]], strategy: str
+    found: Found, measures: dict[str, Yardstick], strategy: str, model: str
 ) -> None:
-    for name, losses in plain.items():
-        assert losses[-1] < losses[0]
-        assert found[strategy][name] == pytest.approx(losses, rel=2e-5)
+    """By the measure of `verify`: not further from the exact update than rounding explains."""
+    measure = measures[model]
+    assert measure.exact.losses[-1] < measure.exact.losses[0]
+    difference = compare(found[strategy, model], measure.exact)
+    for figure in COMPARED:
+        assert getattr(difference, figure) <= measure.limit(figure, "fp32"), (figure, difference)
+
+
+def test_the_measure_sees_a_gradient_that_is_averaged_twice(
+    found: Found, measures: dict[str, Yardstick]
+) -> None:
+    trajectory = found["fsdp2", "own"]
+    halved = {name: gradient / 2 for name, gradient in trajectory.gradients.items()}
+    difference = compare(replace(trajectory, gradients=halved), measures["own"].exact)
+    assert difference.gradient_max_rel > measures["own"].limit("gradient_max_rel", "fp32")
 
 
 @pytest.mark.distributed
 def test_another_strategy_on_one_process_resumes(
-    found: dict[str, Any], runs: Path, plain: dict[str, list[float]]
+    found: Found, runs: Path, measures: dict[str, Yardstick]
 ) -> None:
     """From the middle of what zero3 wrote on two."""
     (runs / "zero3").rename(runs / "single")
-    for name in plain:
+    for name in measures:
         last = runs / "single" / name / "checkpoints" / "step_00000012"
         for path in last.iterdir():
             path.unlink()
         last.rmdir()
-    resumed = launched(1, runs, "single")["single"]
-    for name, losses in plain.items():
-        assert resumed[name] == pytest.approx(losses[6:], rel=2e-5)
+    resumed = launched(1, runs, "single")
+    for name, measure in measures.items():
+        assert resumed["single", name].losses == pytest.approx(measure.exact.losses[6:], rel=2e-5)
 
 
 def test_a_name_is_imported_when_it_is_used() -> None:

@@ -1,9 +1,9 @@
-"""Both examples in the same processes, under one strategy after another: their losses, as JSON.
+"""Both examples in the same processes, under one strategy after another.
 
-Run under `accelerate launch` with a folder and the names of strategies.
+Run under `accelerate launch` with a folder and the names of strategies. What each model did under
+each is left there as `verify` compares it: `Trajectory` by the names of strategy and model.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,10 +21,16 @@ import own_model
 
 from tests.distributed.engines import RANK, become
 from toolkit.engines.accelerate_internals import forget_engine
+from toolkit.engines.engine import Engine
 from toolkit.engines.strategies import Strategy
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
+from toolkit.training.step import MicroBatch, StepResult, train_step
 from toolkit.training.worker import end_process
+from toolkit.verify.reference import Trajectory
+from toolkit.verify.worker import FirstGradients
+
+FOUND = "found.pt"
 
 
 def models() -> Iterator[tuple[str, nn.Module]]:
@@ -35,18 +41,42 @@ def models() -> Iterator[tuple[str, nn.Module]]:
     yield "own", own_model.ByteModel()
 
 
+class Watched:
+    """The loop's `train_step`, which keeps what `verify` compares."""
+
+    def __init__(self) -> None:
+        self.grad_norms: list[float] = []
+
+    def __call__(self, engine: Engine, micro_batches: list[MicroBatch], *, lr: float) -> StepResult:
+        if not self.grad_norms:
+            self.engine, self.gradients = engine, FirstGradients(engine)
+        result = train_step(engine, micro_batches, lr=lr, callbacks=[self.gradients])
+        self.grad_norms.append(float(result.grad_norm))
+        return result
+
+    def trajectory(self, losses: list[float]) -> Trajectory:
+        """Return what was done; a collective."""
+        parameters = {
+            name: self.engine.state.full_parameter(parameter).detach().clone()
+            for name, parameter in self.engine.module.named_parameters()
+        }
+        return Trajectory(losses, self.grad_norms, self.gradients.by_name, parameters)
+
+
 def main(folder: Path, strategies: list[str]) -> None:
+    found = {}
     for strategy in strategies:
         launched = become(cast(Strategy, strategy), timeout=timedelta(seconds=60))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         own_loop.join_launch = lambda joined=(launched, device): nullcontext(joined)
-        found = {}
         for name, model in models():
             forget_engine()
+            own_loop.train_step = watched = Watched()
             blocks = [own_model.Gate] if name == "own" else []
-            found[name] = own_loop.train(model, folder / strategy / name, blocks)
-        if RANK == 0:
-            print("FOUND " + json.dumps({"strategy": strategy, **found}), flush=True)
+            losses = own_loop.train(model, folder / strategy / name, blocks)
+            found[strategy, name] = watched.trajectory(losses)
+    if RANK == 0:
+        torch.save(found, folder / FOUND)
 
 
 if __name__ == "__main__":

@@ -94,3 +94,13 @@ def test_on_a_gpu_pytorchs_own_statistics_of_the_block_count(
     assert calls == ["reset", "step"]
     assert (peak.before, peak.bytes, peak.device) == (3, 5, "H100")
     assert peak.on_device() == {"reserved_memory_bytes": 7, "device_memory_bytes": 20}
+
+
+def test_measuring_prints_nothing_of_what_was_there_before(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """PyTorch's C++ code warns of the first free of such a block and every thousandth after it."""
+    blocks = [torch.empty(1000) for _ in range(3000)]
+    with measure_peak(CPU):
+        blocks.clear()
+    assert "before the profiling started" not in capfd.readouterr().err

@@ -1,16 +1,11 @@
 """`toolkit compare`: two runs beside each other."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-_RunPath = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder or its YAML.", show_default=False)
-]
+from toolkit.commands.options import RunPath
 
 
-def compare(a: _RunPath, b: _RunPath) -> None:
+def compare(a: RunPath, b: RunPath) -> None:
     """Report how two runs were set up differently, where they part, and what they cost.
 
     Example: toolkit compare runs/ddp runs/fsdp2

@@ -30,6 +30,9 @@ Gpu = Annotated[
     str | None,
     typer.Option(help="The GPU it has to fit: A100-80, 4090, nvidia-smi's name, or 24GiB."),
 ]
+RunPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder or its YAML.", show_default=False)
+]
 TrainedModel = Annotated[
     Path,
     typer.Argument(

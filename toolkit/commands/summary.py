@@ -1,22 +1,16 @@
 """`toolkit summary`: what a run did, read from its folder."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from toolkit.commands.options import Overrides
+from toolkit.commands.options import Overrides, RunPath
 
 
-def summary(
-    config: Annotated[Path, typer.Argument(metavar="RUN.yaml", show_default=False)],
-    overrides: Overrides = None,
-) -> None:
+def summary(run: RunPath, overrides: Overrides = None) -> None:
     """Summarise what a run did: its loss, speed, last sample and folder.
 
-    Example: toolkit summary my.yaml
+    Example: toolkit summary runs/my
     """
     from toolkit.runs.summary import summarise
 
-    for line in summarise(config, overrides or []):
+    for line in summarise(run, overrides or []):
         typer.echo(line)

@@ -177,6 +177,9 @@ def _quieten_engines() -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # PyTorch's own code and that of engines still call what PyTorch 2.13 means to rename.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim", module="torch.distributed")
+    # What builds DeepSpeed's extension has loaded the one before the other.
+    warnings.filterwarnings("ignore", message="Setuptools is replacing distutils")
 
 
 def build_extensions_here(*, announce: bool) -> None:

@@ -3,14 +3,16 @@
 Read in torch 2.13.0: `torch/distributed/fsdp/_fully_shard`, `torch/utils/_python_dispatch.py`,
 `torch/distributed/distributed_c10d.py`, `torch/_subclasses/fake_tensor.py`,
 `torch/distributed/_tools`, `torch/testing/_internal/distributed/fake_pg.py`,
-`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`,
+`torch/_inductor/cpp_builder.py`, `torch/amp/grad_scaler.py`, `c10/util/Logging.cpp`,
 `torch/library.py`, `torch/cuda/_pin_memory_utils.py`.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from ctypes import CDLL, c_int
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,8 @@ PARAMETER = (
 )
 SCALER_STATE = "_growth_tracker"
 """The key in `GradScaler.state_dict()` that counts the updates since the scale last changed."""
+
+_NATIVE_ERROR = 2
 
 
 def all_groups() -> list[dist.ProcessGroup]:
@@ -183,6 +187,25 @@ def find_cpp_compiler() -> str | None:
         return cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
         return None
+
+
+@contextmanager
+def without_native_warnings() -> Iterator[None]:
+    """Keep PyTorch's C++ code from printing warnings meanwhile, where its level can be set.
+
+    Python's own filters do not reach them, and the variable that does is read once, at its import.
+    """
+    library = next((Path(torch.__file__).parent / "lib").glob("libc10.*"), None)
+    try:
+        level = c_int.in_dll(CDLL(str(library)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, _NATIVE_ERROR)
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 def memory_trackers() -> tuple[Any, Any]:

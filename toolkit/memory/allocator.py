@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from toolkit.engines.torch_internals import FakeTensor
+from toolkit.engines.torch_internals import FakeTensor, without_native_warnings
 from toolkit.memory.calibration import Measured, calibrate, save_calibration
 
 
@@ -113,7 +113,11 @@ def _measure_cuda(peak: MeasuredPeak, device: torch.device) -> Iterator[None]:
 def _measure_cpu(peak: MeasuredPeak, device: torch.device) -> Iterator[None]:
     before = live_storages()
     peak.before = sum(before.values())
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    # The profiler warns of frees of what was there before, which is counted here.
+    with (
+        without_native_warnings(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
+    ):
         yield
     assert recorded.profiler is not None
     # The results own what the tree refers to, so they must outlive it.

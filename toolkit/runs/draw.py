@@ -110,5 +110,6 @@ def _write_page(drawn: Drawn, file: Path, axis: Axis, title: str) -> None:
         figure.update_xaxes(title_text=AXES[axis], matches="x", **cell)
         if panel.is_log:
             figure.update_yaxes(type="log", **cell)
+    figure.update_yaxes(rangemode="nonnegative")  # around a constant it goes one down and one up
     figure.update_layout(title=title, height=340 * rows, template="plotly_white")
     figure.write_html(file, include_plotlyjs=True)

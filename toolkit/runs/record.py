@@ -96,22 +96,25 @@ class RunRecord:
         return [places[bisect_right(trained, step)] for step in steps]
 
 
-def find_run(path: Path) -> Path:
-    """Return a run's folder, given that or the run's configuration.
+def find_run(path: Path, overrides: Sequence[str] = ()) -> Path:
+    """Return a run's folder, given that or the run's configuration with its overrides.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither, or a folder has overrides.
     """
+    hint = "give <output_dir>/<run_name> or the run's YAML"
     if path.suffix in _CONFIGURATIONS:
-        path = run_folder(load_run_config(path))
+        path, hint = run_folder(load_run_config(path, overrides)), "train it first"
+    elif overrides:
+        raise UsageError(f"{overrides[0]} changes nothing of {path}; give the run's YAML with it")
     if not _is_run(path):
-        raise UsageError(f"{path} is no run; give <output_dir>/<run_name> or the run's YAML")
+        raise UsageError(f"{path} is no run; {hint}")
     return path
 
 
-def read_run(path: Path) -> RunRecord:
-    """Read a run's folder, given that or the run's configuration; raises as `find_run`."""
-    folder = find_run(path)
+def read_run(path: Path, overrides: Sequence[str] = ()) -> RunRecord:
+    """Read a run's folder, given as to `find_run`; raises as it does."""
+    folder = find_run(path, overrides)
     config, launch = (_read(folder / name) for name in (_CONFIG, "launch.yaml"))
     records = read_metrics(folder / "metrics.jsonl")
     return RunRecord(

@@ -6,14 +6,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from toolkit.config import load_run_config
 from toolkit.counted import counted
 from toolkit.data.index import read_index
 from toolkit.errors import UsageError
 from toolkit.model.flops import utilisation
 from toolkit.model.sizes import ModelSizes
 from toolkit.runs.record import RunRecord, read_run
-from toolkit.training.run_folder import read_last_start, run_folder
+from toolkit.training.run_folder import read_last_start
 
 _SHOWN = {"reason", "parameters", "strategy", "world_size", "tokens_per_s"}
 _SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
@@ -21,18 +20,19 @@ _SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
 _MOST_LAST_STEPS = 100
 
 
-def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
+def summarise(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     """Return lines for a person: loss, validation, speed, what was seen, sample and folder.
+
+    The run is given as to `find_run`.
 
     Another line says how the last start ended, where it changed nothing of the run.
 
     Raises:
         UsageError: the run has not been started, or has no step yet.
     """
-    folder = run_folder(load_run_config(config_file, overrides))
-    run = read_run(folder) if folder.is_dir() else None
-    if run is None or run.summary is None or not run.train or not run.summary.keys() >= _SHOWN:
-        raise UsageError(f"{folder} holds no finished start of a run; train it first")
+    run = read_run(path, overrides)
+    if run.summary is None or not run.train or not run.summary.keys() >= _SHOWN:
+        raise UsageError(f"{run.folder} holds no finished start of a run; train it first")
     summary, last = run.summary, run.train[-1]
     samples = [record for record in run.records if record["kind"] == "sample"]
     return [
@@ -43,8 +43,8 @@ def summarise(config_file: Path, overrides: Sequence[str] = ()) -> list[str]:
         f"speed           {_rate(run, summary)}",
         *_seen(run),
         *(f"sample          {found['text']!r}" for found in samples[-1:]),
-        *_last_start(read_last_start(folder), summary),
-        f"run folder      {folder}",
+        *_last_start(read_last_start(run.folder), summary),
+        f"run folder      {run.folder}",
     ]
 
 

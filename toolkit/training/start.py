@@ -61,7 +61,8 @@ def start(
     )
     folder = make_run_folder(config)
     with sole_user(folder):
-        print(shlex.join(command), flush=True)
+        if "--quiet" not in options:
+            print(shlex.join(command), flush=True)
         forget_last_start(folder)
     status = run_launcher([*LAUNCHER, *command[1:]])
     ended = read_last_start(folder) if status else None

@@ -54,9 +54,12 @@ def compare(found: Trajectory, reference: Trajectory) -> Difference:
         gradient_max_rel=max(d for _, d in _relative(found.gradients, reference.gradients)),
         param_max_rel=parameters[worst],
         key_bias_max_abs=max(
-            (found.parameters[name] - value)[_key(value)].abs().max().item()
-            for name, value in reference.parameters.items()
-            if _has_keys(name)
+            (
+                (found.parameters[name] - value)[_key(value)].abs().max().item()
+                for name, value in reference.parameters.items()
+                if _has_keys(name)
+            ),
+            default=0.0,  # another model than GPT-2
         ),
         worst=worst,
     )
