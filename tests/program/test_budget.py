@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from toolkit.engines.mixture import ROOT, Budget, Mixture
+from toolkit.engines.mixture import ROOT, Mixture
 from toolkit.model.sizes import preset_sizes
 from toolkit.program.budget import cost_and_saving, purchases, spend
 from toolkit.program.readers.held import read_held
@@ -44,16 +44,16 @@ def test_each_purchase_costs_and_saves_what_the_program_says(
 
 
 def test_parameters_of_blocks_come_first_and_then_the_root() -> None:
-    assert spend(SETTINGS, Budget(0, "0KiB")) == Mixture()
-    assert spend(SETTINGS, Budget(14 * MIB, "14MiB")) == Mixture(keep=(0,))
-    some = spend(SETTINGS, Budget(500 * MIB, "500MiB"))
+    assert spend(SETTINGS, 0) == Mixture()
+    assert spend(SETTINGS, 14 * MIB) == Mixture(keep=(0,))
+    some = spend(SETTINGS, 500 * MIB)
     assert set(range(12)) < set(some.keep)
-    everything = spend(SETTINGS, Budget(2**40, "1024GiB"))
+    everything = spend(SETTINGS, 2**40)
     assert everything == Mixture(hold=(ROOT, *range(12)), keep=(ROOT, *range(12)))
 
 
 @pytest.mark.parametrize("size", [10, 50, 100, 200, 300, 400, 700])
 def test_a_budget_is_kept_to_and_more_of_it_never_sends_more(size: int) -> None:
-    less, more = (spend(SETTINGS, Budget(each * MIB, "")) for each in (size, size + 50))
+    less, more = (spend(SETTINGS, each * MIB) for each in (size, size + 50))
     assert cost_and_saving(SETTINGS, less)[0] <= size * MIB
     assert cost_and_saving(SETTINGS, more)[1] >= cost_and_saving(SETTINGS, less)[1]

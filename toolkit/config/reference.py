@@ -17,7 +17,7 @@ _NAMES: dict[Any, str] = {
     float: "number",
     str: "text",
     NoneType: "null",
-    Budget: "`{hold: 4GiB}`",
+    Budget: "`{hold: 4GiB}` or `auto`",
     Mixture: "`{hold: [root, 0, 1], defer: […], keep: […]}`",
 }
 

@@ -35,7 +35,8 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     accumulation: AccumulationKey = "replicated"
     """When gradients are communicated: for all units alike, or under FSDP2 unit by unit, the blocks
-    by number and `root` for the rest, or as many units as a size holds beyond `sharded`.
+    by number and `root` for the rest, or as many units as a size holds beyond `sharded`; `auto` is
+    the fastest of what fits the device.
     `replicated` is the default since every strategy has it."""
     reduce: Reduce | None = None
     """What gradients are sent as when they are reduced: `bf16` halves the bytes and rounds every

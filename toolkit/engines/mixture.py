@@ -51,17 +51,26 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Budget:
-    """Memory of one rank, in bytes, beyond what `sharded` takes; `text` is how it was written."""
+    """Memory of one rank.
 
-    bytes: int
+    Attributes:
+        bytes: beyond what `sharded` takes; None: what the device has.
+        text: how it was written.
+    """
+
+    bytes: int | None
     text: str
 
     def __str__(self) -> str:
-        return f"hold {self.text}"
+        return self.text if self.bytes is None else f"hold {self.text}"
 
-    def to_config(self) -> dict[str, str]:
+    def to_config(self) -> str | dict[str, str]:
         """Return what a run configuration says."""
-        return {"hold": self.text}
+        return self.text if self.bytes is None else {"hold": self.text}
+
+
+AUTO = Budget(None, "auto")
+"""What takes least time of all that fits, under every strategy."""
 
 
 def to_config(accumulation: Accumulation | Mixture | Budget) -> Any:
@@ -140,7 +149,7 @@ def check_possible(strategy: Strategy, accumulation: Accumulation | Mixture | Bu
     """
     if isinstance(accumulation, str):
         check_accumulation(strategy, accumulation)
-    elif strategy not in FSDP2_STRATEGIES:
+    elif strategy not in FSDP2_STRATEGIES and accumulation != AUTO:
         raise UsageError(
             f"accumulation by units ({accumulation}) is impossible with strategy '{strategy}': "
             f"only FSDP2 decides unit by unit; possible with {', '.join(FSDP2_STRATEGIES)}"

@@ -175,7 +175,12 @@ def settings_of_run(
     )
     if not isinstance(asked, Budget):
         return settings
+    if asked.bytes is None:
+        raise UsageError(
+            f"accumulation: {asked} depends on the device that a run starts on; give "
+            "accumulation a mode, or units to hold"
+        )
     from toolkit.program.budget import spend
 
     check_possible(strategy, asked)
-    return replace(settings, accumulation=spend(settings, asked))
+    return replace(settings, accumulation=spend(settings, asked.bytes))

@@ -1,31 +1,107 @@
-"""A budget for gradients and parameters, spent before a run begins."""
+"""Accumulation that a budget or the device decides, settled before a run begins."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
 
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched
-from toolkit.engines.mixture import Budget, Mixture
-from toolkit.memory.hardware import with_unit
-from toolkit.program.budget import cost_and_saving
-from toolkit.program.settings import settings_of_run
+from toolkit.engines.mixture import Budget
+from toolkit.engines.strategies import FSDP2_STRATEGIES
+from toolkit.errors import UsageError
+from toolkit.memory.hardware import Gpu, find_gpu, with_unit
+from toolkit.prediction.devices import find_speed, widest_use
+from toolkit.prediction.network import RingNetwork
+from toolkit.prediction.step_time import predict
+from toolkit.program.budget import Clock, choose
+from toolkit.program.readers.held import read_held
+from toolkit.program.readers.traffic import sent_bytes
+from toolkit.program.settings import StepSettings, settings_of_run
+from toolkit.program.step import estimate_peak, write_step
 
 
 def spend_budget(config: RunConfig, launched: Launched) -> tuple[RunConfig, list[str]]:
-    """Return the run with the units that its budget buys, and a sentence about them.
+    """Return the run with what its budget buys, and a sentence about it.
 
-    A run without a budget is returned as it is.
+    A run whose configuration names a mode or units is returned as it is.
     """
-    if not isinstance(config.accumulation, Budget):
+    asked = config.accumulation
+    if not isinstance(asked, Budget):
         return config, []
+    gpu, holds = _device()
     settings = settings_of_run(
         config,
         launched.strategy,
         world_size=launched.world_size,
         replicas=launched.replicas,
+        device="cuda" if gpu else "cpu",
+        accumulation="replicated" if asked.bytes is None else None,
     )
-    mixture = settings.accumulation
-    assert isinstance(mixture, Mixture)
-    held, saved = cost_and_saving(settings, mixture)
-    sentence = (
-        f"accumulation: {config.accumulation} is {mixture}: {with_unit(held)} held beyond sharded, "
-        f"{with_unit(saved)} less communicated per step"
-    )
-    return config.model_copy(update={"accumulation": mixture}), [sentence]
+    clock = _clock(gpu, launched.world_size)
+    if asked.bytes is None:
+        settings = replace(settings, accumulation=choose(settings, holds, clock))
+    settled = config.model_copy(update={"accumulation": settings.accumulation})
+    return settled, [
+        f"accumulation: {asked} is {settings.accumulation}: {_bought(settings, clock)}"
+    ]
+
+
+def _bought(settings: StepSettings, clock: Clock | None) -> str:
+    """Return what a step holds, sends and takes, beside `sharded` where that is a choice."""
+    steps = {"": settings}
+    if settings.strategy in FSDP2_STRATEGIES:
+        steps[" (sharded {})"] = replace(settings, accumulation="sharded")
+    programs = {template: write_step(step) for template, step in steps.items()}
+    figures = {
+        "at its peak": lambda name: with_unit(estimate_peak(steps[name]).total),
+        "of gradients held": lambda name: with_unit(read_held(programs[name]) or 0),
+        "communicated per step": lambda name: with_unit(sent_bytes(programs[name])),
+    }
+    if clock is not None:
+        figures["predicted per step"] = lambda name: f"{1e3 * clock(steps[name]):.4g} ms"
+    words = [
+        f"{figure('')} {what}" + "".join(name.format(figure(name)) for name in steps if name)
+        for what, figure in figures.items()
+    ]
+    unknown = "" if clock else "; the time of a step is not predicted on this machine"
+    return ", ".join(words) + unknown
+
+
+def _device() -> tuple[Gpu | None, Callable[[int], bool]]:
+    """Return this rank's GPU, None on CPUs, and whether its memory holds a peak of so many bytes.
+
+    The host's memory is shared by its ranks.
+    """
+    import torch
+
+    from toolkit.training.memory import available_memory
+
+    if not torch.cuda.is_available():
+        host = available_memory(torch.device("cpu"))
+        return None, lambda peak: peak <= host
+    name = torch.cuda.get_device_name()
+    size = available_memory(torch.device("cuda", 0))
+    try:
+        known = find_gpu(name)
+    except UsageError:
+        known = find_gpu(f"{size / 2**20:.0f}MiB")
+    gpu = replace(known, memory_bytes=min(size, known.memory_bytes))
+    return gpu, gpu.holds
+
+
+def _clock(gpu: Gpu | None, world_size: int) -> Clock | None:
+    """Return what predicts a step, or None: not for a GPU without a known speed, nor for ranks on
+    several machines, whose links are not known."""
+    if gpu is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < world_size:
+        return None
+    try:
+        speed = find_speed(gpu.name)
+    except UsageError:
+        return None
+    costs = speed.costs((speed.use or widest_use()).middle)
+
+    def seconds(settings: StepSettings) -> float:
+        network = RingNetwork(settings, world_size, speed.link_bytes_per_s, None)
+        return predict(write_step(settings), costs, network).step_s
+
+    return seconds

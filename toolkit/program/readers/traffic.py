@@ -12,6 +12,15 @@ def read_traffic(program: Program, settings: StepSettings) -> dict[Kind, Traffic
     return {kind: _traffic(program, settings, kind) for kind in KINDS}
 
 
+def sent_bytes(program: Program) -> int:
+    """Return the payload of a step's collectives; an all-reduce is sent twice."""
+    return sum(
+        section.times * each.bytes * (2 if each.kind == "all_reduce" else 1)
+        for section in program.sections
+        for each in _collectives(section)
+    )
+
+
 def read_reductions(program: Program) -> Reductions:
     """Return when the step reduces gradients."""
     *earlier, last, update = program.sections[1:]
