@@ -20,8 +20,8 @@ from toolkit.training.metrics import read_metrics
 
 KILLS = int(os.environ.get("KILLS", "3"))
 PER_RUN = 5
-STEPS = 400
-WITHIN_S = 5.0
+STEPS = 150
+WITHIN_S = 4.0
 START_S, TIMEOUT_S, AFTER_S = 300.0, 8.0, 30.0
 
 pytestmark = [

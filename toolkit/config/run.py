@@ -68,6 +68,16 @@ class RunConfig(Section):
             )
         return data
 
+    @field_validator("training")
+    @classmethod
+    def _copies_can_become_checkpoints(cls, training: TrainingConfig) -> TrainingConfig:
+        if training.peer_copy_every and training.checkpoint_every == "never":
+            raise ValueError(
+                f"training.peer_copy_every {training.peer_copy_every} needs checkpoints, which "
+                "copies become after a loss, but training.checkpoint_every is 'never'"
+            )
+        return training
+
     @field_validator("accumulation")
     @classmethod
     def _units_are_the_models(

@@ -233,6 +233,8 @@ class TrainingConfig(Section):
     """Tokens of sample text to write with each evaluation; 0 writes none."""
     checkpoint_every: int | Literal["never"] = 250
     """Steps between checkpoints; 0 saves only the last state, `never` not even that."""
+    peer_copy_every: Steps = 0
+    """Steps between copies of the state to the memory of another machine; 0 makes none."""
     check_replicas_every: Steps = 100
     """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
     keep_last: int = Field(default=3, ge=1)

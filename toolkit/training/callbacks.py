@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolkit.checkpoint.peer_copy import PeerCopy
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.program.readers.peak import Peak
 from toolkit.training.build import Run
@@ -11,6 +12,7 @@ from toolkit.training.checks import FirstStepCheck, ReplicaCheck
 from toolkit.training.health import Health
 from toolkit.training.loop import Loop
 from toolkit.training.memory import MemoryPeak
+from toolkit.training.peer_copies import PeerCopies
 from toolkit.training.preemption import Preemption
 from toolkit.training.profile import Profile
 from toolkit.training.record import Record
@@ -46,6 +48,7 @@ def build_loop(
         UntrustedError, UsageError: as `resume`.
     """
     store = CheckpointStore(folder / "checkpoints")
+    copies = _peer_copies(run, folder, store, log)
     progress = resume(run, store, log, strict=strict)
     step = progress.step
     first = run.engine.rank == 0
@@ -71,9 +74,22 @@ def build_loop(
             ReplicaCheck(run),
             # Before the evaluation, which may take long, and in which the run may be killed.
             saving,
+            *copies,
             # After the state is saved; where an evaluation is still due, the next start does it.
             Preemption(run.config.training, stop, validation),
             validation,
             *others,
         ],
     ), report
+
+
+def _peer_copies(run: Run, folder: Path, store: CheckpointStore, log: Log) -> list[Callback]:
+    """Save what an earlier start left in memory; return what copies, if anything is to."""
+    training = run.config.training
+    if not training.peer_copy_every:
+        return []
+    copy = PeerCopy(run.engine, folder)
+    step = copy.save(store, keep_last=training.keep_last)
+    if step is not None:
+        log(f"saved step {step} from the copies in memory")
+    return [PeerCopies(run, copy, log)]
