@@ -20,7 +20,8 @@ from toolkit.shipped import ROOT
 
 ENTRYPOINT = ROOT / "launch" / "kubernetes" / "entrypoint.sh"
 # A namespace of processes, in which it is number 1, as in a container.
-CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"] if os.geteuid() == 0 else []
+UNSHARE = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
+CONTAINER = UNSHARE if os.geteuid() == 0 else []
 
 
 class Pod:
@@ -106,6 +107,7 @@ def test_rank_and_address_reach_the_launcher(tmp_path: Path, pods: list[Pod]) ->
 
 @pytest.mark.long
 @pytest.mark.distributed
+@pytest.mark.timeout(600)
 def test_a_terminated_job_saves_ends_with_75_and_resumes(
     tmp_path: Path, run_file: Path, pods: list[Pod]
 ) -> None:
@@ -125,15 +127,15 @@ def test_a_terminated_job_saves_ends_with_75_and_resumes(
     }
     pods += [Pod(index, tmp_path / f"{index}.log", **settings) for index in range(2)]
     metrics = folder_of(run_file) / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, limit_s=120)
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, limit_s=200)
     for pod in pods:
         pod.terminate()
-    assert [pod.wait(60) for pod in pods] == [75, 75], pods[0].out.read_text()
+    assert [pod.wait(120) for pod in pods] == [75, 75], pods[0].out.read_text()
     assert "which is saved; start again to resume" in pods[0].out.read_text()
     stopped = summary(run_file)["steps"]
     settings["MAIN_PORT"] = str(free_port())
     words = (f"training.stop_at={stopped + 2}",)
     again = [Pod(index, tmp_path / f"{index}.again", *words, **settings) for index in range(2)]
     pods += again
-    assert [pod.wait(100) for pod in again] == [0, 0], again[0].out.read_text()
+    assert [pod.wait(200) for pod in again] == [0, 0], again[0].out.read_text()
     assert summary(run_file)["steps"] == stopped + 2
