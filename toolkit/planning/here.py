@@ -59,4 +59,6 @@ def _device(here: Here, profile: MachineProfile) -> Gpu:
     if profile.environment.device != "cpu":
         return find_gpu(here.device)
     own = psutil.virtual_memory().total // profile.world_size
-    return Gpu(here.device, own, MemoryCalibration(RANK_BYTES, 1.0))
+    return Gpu(
+        here.device, own, MemoryCalibration(context_bytes=RANK_BYTES, reserved_over_allocated=1.0)
+    )

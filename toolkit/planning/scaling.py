@@ -60,10 +60,11 @@ def describe_scaling(best: PlanRow) -> Iterator[str]:
     """Yield both tables, with what was assumed."""
     step = best.settings
     size = checkpoint_bytes(step.sizes.parameter_count, adam=step.optimizer == "adamw")
-    for scaling, meaning in (
-        ("weak", "each GPU keeps its tokens"),
-        ("strong", f"{best.tokens_per_step:,} tokens a step whatever the GPUs"),
-    ):
+    meanings: dict[Scaling, str] = {
+        "weak": "each GPU keeps its tokens",
+        "strong": f"{best.tokens_per_step:,} tokens a step whatever the GPUs",
+    }
+    for scaling, meaning in meanings.items():
         points = curve(best, scaling)
         yield f"{scaling} scaling of {describe(best)}: {meaning}"
         yield from _table(points, size)
