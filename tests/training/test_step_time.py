@@ -34,9 +34,9 @@ def one_step(measured: StepTimes, done: int) -> None:
 
 def test_parts_add_up_to_the_step() -> None:
     measured = times([])
-    one_step(measured, done=1)
-    assert measured.step_s is None
     one_step(measured, done=2)
+    assert measured.step_s is None
+    one_step(measured, done=3)
     parts = measured.parts
     assert parts is not None
     assert sum(parts.values()) == pytest.approx(measured.step_s)
@@ -56,7 +56,7 @@ def test_where_nothing_covers_the_machine_no_number_is_predicted(
     lines: list[str] = []
     measured = times(lines)
     measured.run.config = measured.run.engine.launched = None  # type: ignore[misc,assignment]
-    one_step(measured, done=2)
+    one_step(measured, done=3)
     measured.at_end(Progress(), None)
     assert lines[0].endswith("not predicted: no calibration covers this")
     assert measured.predicted_s is None

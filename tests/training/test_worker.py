@@ -90,6 +90,9 @@ def test_a_good_run_ends_with_a_whole_summary(
         "accumulation",
         "world_size",
         "parameters",
+        "step_s",
+        "step_parts_s",
+        "predicted_step_s",
     ]
     assert (found["exit"], found["reason"], found["steps"]) == (0, "done", 2)
     assert (found["strategy"], found["world_size"]) == ("single", 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.counted import counted
 from toolkit.errors import UsageError
 from toolkit.memory.calibration import calibration_file
 from toolkit.memory.hardware import find_gpu
@@ -139,6 +140,6 @@ def _from_use(settings: StepSettings, here: Here) -> Calibration:
 
 def _unmeasured(here: Here, ranks: int) -> str:
     return (
-        f"no calibration covers {ranks} ranks on {here.device} with torch {here.torch}; "
+        f"no calibration covers {counted(ranks, 'rank')} on {here.device} with torch {here.torch}; "
         f"toolkit plan --here --gpus {ranks} measures it"
     )

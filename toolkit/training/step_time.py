@@ -22,7 +22,8 @@ PARTS = ("passes", "optimizer", "waiting", "loop")
 
 
 class StepTimes(Callback):
-    """Measures the steps of a start but the first, which is checked.
+    """Measures the steps of a start but the first, which is checked, and on a CPU the second, whose
+    memory is measured.
 
     On a CPU one thread computes both passes and the update, and what passes on the clock without
     passing on its processor time is waiting: for other ranks, or for a core. What passes outside
@@ -30,7 +31,7 @@ class StepTimes(Callback):
     known.
 
     Attributes:
-        step_s: median seconds of a step; None before the second.
+        step_s: median seconds of a step; None before one was measured.
         parts: median seconds of `PARTS` on this rank; None on a GPU.
         predicted_s: what the calibration of this machine says; None where none covers it.
     """
@@ -69,7 +70,7 @@ class StepTimes(Callback):
 
     def after_step(self, progress: Progress, numbers: Sequence[float]) -> None:
         """Keep a step's seconds."""
-        if progress.done < 2:
+        if progress.done < (3 if self.run.engine.device.type == "cpu" else 2):
             return
         self._spent["loop"] = max(0.0, progress.seconds - sum(self._spent.values()))
         self._steps.append(progress.seconds)

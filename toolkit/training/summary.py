@@ -19,11 +19,11 @@ class Summary:
         tokens_per_s: median over steps, of all ranks together.
         peak_memory_bytes: the most that a rank had allocated.
         estimated_peak_memory_bytes: what was expected.
-        step_s: median seconds of this start's steps but the first.
-        step_parts_s: of which both passes, the optimizer, waiting and the loop, on rank 0.
-        predicted_step_s: what the machine's calibration says; None where none covers it.
         strategy, accumulation, world_size: of the last start.
         parameters: of the model.
+        step_s: median seconds of this start's steps but the first ones.
+        step_parts_s: of which both passes, the optimizer, waiting and the loop, on rank 0.
+        predicted_step_s: what the machine's calibration says; None where none covers it.
     """
 
     exit: int = 0
@@ -33,13 +33,13 @@ class Summary:
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
     estimated_peak_memory_bytes: int | None = None
-    step_s: float | None = None
-    step_parts_s: dict[str, float] | None = None
-    predicted_step_s: float | None = None
     strategy: Strategy = "single"
     accumulation: str | dict[str, list[Unit]] = "replicated"
     world_size: int = 1
     parameters: int = 0
+    step_s: float | None = None
+    step_parts_s: dict[str, float] | None = None
+    predicted_step_s: float | None = None
 
     def ended(self, exit_code: int, reason: str) -> dict[str, Any]:
         """Return the object of `summary.json` for a start that ended so."""
