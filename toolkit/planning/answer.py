@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from toolkit.engines.strategies import Strategy
+from toolkit.errors import UsageError
 from toolkit.memory.hardware import GIB
 from toolkit.model.flops import flops_per_token
 from toolkit.planning.candidates import Candidate, Search
@@ -156,6 +157,9 @@ def find_answer(search: Search, cluster: Cluster) -> Answer:
     whose largest micro-batch of all fits is not tried with them, nor is one whose computation alone
     would take longer than the best step of its strategy. Neither faster links nor more memory
     change that.
+
+    Raises:
+        UsageError: none can be timed; the message says why.
     """
     rows: list[PlanRow] = []
     skipped: dict[str, None] = {}
@@ -170,6 +174,8 @@ def find_answer(search: Search, cluster: Cluster) -> Answer:
                         best[shape.strategy] = min(row.order_s, best.get(shape.strategy, inf))
             except NotCalibrated as missing:
                 skipped[str(missing)] = None
+    if not rows:
+        raise UsageError("; ".join(skipped))
     return Answer(cluster, _in_order(rows), search.size(cluster), list(skipped))
 
 

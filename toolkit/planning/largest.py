@@ -50,6 +50,8 @@ class Walks:
     def largest(self, gpu: Gpu) -> int:
         """Return the largest micro-batch that fits, 0 if none does.
 
+        The largest of all is tried first: most often it has a single micro-step, which is a third
+        of a walk.
         All tokens are used, so at most one size has a single micro-step, and one has two.
         """
         found = self._largest(gpu)
@@ -59,6 +61,8 @@ class Walks:
         return found
 
     def _largest(self, gpu: Gpu) -> int:
+        if found := self._first_that_fits(self.sizes[-1:], gpu):
+            return found
         repeated = self._repeated
         if self._growth is None:
             if len(repeated) < 2:

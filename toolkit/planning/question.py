@@ -6,7 +6,7 @@ from typing import Any
 
 from toolkit.batching import BatchPlan
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import Strategy
+from toolkit.engines.strategies import Strategy, missing_engine
 from toolkit.errors import UsageError
 from toolkit.memory.largest import StepTokens
 from toolkit.planning.batch import solve_batch
@@ -80,6 +80,7 @@ def build_question(
         gpus, tokens, size = solved.world_size, solved.tokens_per_step, solved.micro_batch_size
     if measure is not None:
         cluster = measure(gpus)
+        strategies = [name for name in strategies if missing_engine(name) is None]
     else:
         cluster = build_cluster(machine, gpus=gpus, per_machine=per_machine, between=between)
     step = StepTokens(wanted=tokens or run.batch.tokens_per_step, is_fixed=True, only=size)
