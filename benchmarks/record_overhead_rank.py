@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.record_overhead import run_rank
-from toolkit.training.worker import end_process
+from toolkit.launch.exit_code import end_process
 
 if __name__ == "__main__":
     run_rank(Path(sys.argv[1]), int(sys.argv[2]))

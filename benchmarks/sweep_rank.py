@@ -17,7 +17,7 @@ from toolkit.engines.process_group import (
     lift_time_limits,
     start_process_group,
 )
-from toolkit.training.worker import end_process
+from toolkit.launch.exit_code import end_process
 
 
 class SweepOrder(Order):

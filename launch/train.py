@@ -2,7 +2,8 @@
 
 import sys
 
-from toolkit.training.worker import end_process, main
+from toolkit.launch.exit_code import end_process
+from toolkit.training.worker import main
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1:]))

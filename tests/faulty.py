@@ -23,9 +23,10 @@ from toolkit.checkpoint import saver, store
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.data import durable
 from toolkit.engines.engine import Engine
+from toolkit.launch.exit_code import end_process
 from toolkit.training import loop, validation
 from toolkit.training.step import StepResult, train_step
-from toolkit.training.worker import end_process, main
+from toolkit.training.worker import main
 
 RANK = os.environ.get("RANK", "0")
 

@@ -5,8 +5,9 @@ import time
 
 import torch
 
+from toolkit.launch.exit_code import end_process
 from toolkit.training.callback import Callback, Phase
-from toolkit.training.worker import end_process, main
+from toolkit.training.worker import main
 
 _CYCLES = 2**62
 _SECONDS = 3600.0

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from toolkit.engines.launched import leave_to_the_run, read_launch
+from toolkit.launch.exit_code import end_process
 from toolkit.launch.ownership import follow
-from toolkit.training.worker import end_process
 from toolkit.verify import worker
 
 

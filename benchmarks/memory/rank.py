@@ -20,10 +20,10 @@ from toolkit.engines.accelerate_internals import forget_engine
 from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched, read_launch
 from toolkit.engines.process_group import start_process_group
+from toolkit.launch.exit_code import end_process
 from toolkit.launch.ownership import follow
 from toolkit.memory.allocator import MeasuredPeak, live_storages, measure_peak
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.training.worker import end_process
 
 MEASURED_STEPS = 3
 """From the second step on; the highest one counts."""

@@ -21,7 +21,7 @@ from toolkit.engines.become import become
 from toolkit.engines.launched import Launched
 from toolkit.engines.process_group import leave_process_group
 from toolkit.engines.strategies import Strategy
-from toolkit.training.worker import end_process
+from toolkit.launch.exit_code import end_process
 
 RANK = int(os.environ.get("RANK", "0"))
 PARTS: tuple[Callable[[Launched], Iterator[dict[str, Any]]], ...] = (

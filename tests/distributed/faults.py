@@ -21,9 +21,9 @@ from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.engines.replicas import replica_problems
 from toolkit.errors import UsageError
+from toolkit.launch.exit_code import end_process
 from toolkit.training.build import TIED
 from toolkit.training.step import train_step
-from toolkit.training.worker import end_process
 from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 

@@ -22,8 +22,8 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import read_launch
 from toolkit.engines.process_group import start_process_group
 from toolkit.engines.state import Kind
+from toolkit.launch.exit_code import end_process
 from toolkit.training.step import train_step
-from toolkit.training.worker import end_process
 from toolkit.verify import worker
 from toolkit.verify.cases import TINY, Case
 

@@ -23,10 +23,10 @@ from tests.distributed.engines import RANK, become
 from toolkit.engines.accelerate_internals import forget_engine
 from toolkit.engines.engine import Engine
 from toolkit.engines.strategies import Strategy
+from toolkit.launch.exit_code import end_process
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
 from toolkit.training.step import MicroBatch, StepResult, train_step
-from toolkit.training.worker import end_process
 from toolkit.verify.reference import Trajectory
 from toolkit.verify.worker import FirstGradients
 

@@ -28,7 +28,7 @@ def test_the_first_code_of_the_latest_start_counts(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_the_launcher_ends_with_it(strategy: str, tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
-    script.write_text("from toolkit.training.worker import end_process\nend_process(75)\n")
+    script.write_text("from toolkit.launch.exit_code import end_process\nend_process(75)\n")
     words = ["launch", "--config_file", str(find_launch_file(strategy)), str(script)]
     command = [sys.executable, "-m", "toolkit.launch.launcher", *words]
     environment = {**os.environ, "HF_HOME": str(tmp_path)}

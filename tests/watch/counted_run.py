@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.engines.collectives import CollectiveCounter
+from toolkit.launch.exit_code import end_process
 from toolkit.training.callback import Callback, Progress
-from toolkit.training.worker import end_process, main
+from toolkit.training.worker import main
 
 STEP = 3
 

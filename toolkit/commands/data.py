@@ -7,18 +7,24 @@ import typer
 
 data = typer.Typer(help="Text to token shards, and back to trust in them.", no_args_is_help=True)
 
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files, folders, patterns, - for standard input, a folder that datasets saved, "
+        "hf:NAME[@CONFIGURATION][:SPLIT].",
+        show_default=False,
+    ),
+]
+NearDuplicates = Annotated[
+    Literal["keep", "report", "remove"],
+    typer.Option(help="Documents that resemble an earlier one."),
+]
+
 
 @data.command()
 def prepare(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Files, folders, patterns, - for standard input, a folder that datasets saved, "
-            "hf:NAME[@CONFIGURATION][:SPLIT].",
-            show_default=False,
-        ),
-    ],
+    inputs: Inputs,
     out: Annotated[Path, typer.Option(help="Folder for the shards and their index.")],
     field: Annotated[
         str, typer.Option(help="The field or column of a document's text, in tables.")
@@ -34,10 +40,7 @@ def prepare(
     val_fraction: Annotated[
         float, typer.Option(help="Of the documents, into OUT/val; the others into OUT/train.")
     ] = 0.0,
-    near_duplicates: Annotated[
-        Literal["keep", "report", "remove"],
-        typer.Option(help="Documents that resemble an earlier one."),
-    ] = "keep",
+    near_duplicates: NearDuplicates = "keep",
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip bad documents and count them.")
     ] = False,

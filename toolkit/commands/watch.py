@@ -10,6 +10,14 @@ from toolkit.engines.strategies import ACCUMULATIONS, ALONE, COPIES, STRATEGIES
 if TYPE_CHECKING:
     from toolkit.watch.lesson import Case
 
+Run = Annotated[
+    Path | None,
+    typer.Argument(help="A run that has recorded steps; without it, the lesson.", metavar="RUN"),
+]
+NoAveraging = Annotated[
+    bool, typer.Option("--no-averaging", help="Open the page with averaging off.")
+]
+MeanOfMeans = Annotated[bool, typer.Option("--mean-of-means", help="Open it at the mean of means.")]
 Strategies = Annotated[str, typer.Option("--strategy", help="Engines, comma-separated.")]
 Modes = Annotated[str, typer.Option("--accumulation", help="Modes, comma-separated.")]
 MODES = ",".join(ACCUMULATIONS)
@@ -17,12 +25,7 @@ ENGINES = ",".join(strategy for strategy in STRATEGIES if strategy != ALONE)
 
 
 def watch(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A run that has recorded steps; without it, the lesson.", metavar="RUN"
-        ),
-    ] = None,
+    run: Run = None,
     out: Annotated[Path, typer.Option(help="The page.", metavar="FILE.html")] = Path("watch.html"),
     gpus: Annotated[int, typer.Option(help="Processes, each in place of a GPU.")] = 4,
     weights: Annotated[int, typer.Option(help="Weights of the model.")] = 4,
@@ -31,12 +34,8 @@ def watch(
     batches: Annotated[int, typer.Option(help="Updates to record the drift of.", min=2)] = 20,
     accumulation: Modes = MODES,
     strategy: Strategies = ENGINES,
-    no_averaging: Annotated[
-        bool, typer.Option("--no-averaging", help="Open the page with averaging off.")
-    ] = False,
-    mean_of_means: Annotated[
-        bool, typer.Option("--mean-of-means", help="Open it at the mean of means.")
-    ] = False,
+    no_averaging: NoAveraging = False,
+    mean_of_means: MeanOfMeans = False,
     timeout: Annotated[float, typer.Option(help="Seconds for one launch.")] = 300.0,
 ) -> None:
     """Watch real processes share one update, phase by phase, on a page of its own.

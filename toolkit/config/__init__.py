@@ -7,8 +7,8 @@ from toolkit.config.sections import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
-    TrainingConfig,
 )
+from toolkit.config.training_section import TrainingConfig
 
 __all__ = [
     "BatchConfig",

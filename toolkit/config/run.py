@@ -5,15 +5,14 @@ import re
 from pydantic import Field, ValidationInfo, field_validator
 
 from toolkit.config.accumulation import AccumulationKey
+from toolkit.config.section import NamedPath, Section
 from toolkit.config.sections import (
     BatchConfig,
     DataConfig,
     ModelConfig,
-    NamedPath,
     OptimizerConfig,
-    Section,
-    TrainingConfig,
 )
+from toolkit.config.training_section import TrainingConfig
 from toolkit.engines.mixture import Budget, Mixture, check_units
 from toolkit.engines.reduction import Reduce
 from toolkit.engines.strategies import Accumulation, Precision

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.problems import OF_THE_KEY, describe_value
-from toolkit.config.sections import Section
+from toolkit.config.section import Section
 from toolkit.counted import counted
 from toolkit.engines.strategies import is_plain_sharding, replica_groups
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 
-from toolkit.config.sections import MAX_MICRO_BATCH
+from toolkit.config.section import MAX_MICRO_BATCH
 from toolkit.memory.hardware import Gpu
 from toolkit.program.readers.peak import read_peak
 from toolkit.program.settings import StepSettings

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.config.sections import MAX_MICRO_BATCH
+from toolkit.config.section import MAX_MICRO_BATCH
 from toolkit.engines.mixture import to_config
 from toolkit.memory.hardware import Gpu, in_gib, with_unit
 from toolkit.program.events import PARTS, Moment, Part

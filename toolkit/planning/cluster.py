@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from toolkit.config.problems import describe_problems, dotted_keys
-from toolkit.config.sections import NonEmpty, Section
+from toolkit.config.section import NonEmpty, Section
 from toolkit.config.strict_yaml import load_yaml_mapping
 from toolkit.counted import counted
 from toolkit.errors import UsageError

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from toolkit.config import RunConfig, load_run_config, notes_on
 from toolkit.engines.launched import Launched, find_launch_file, leave_to_the_run, read_launch
@@ -19,7 +19,7 @@ from toolkit.engines.strategies import check_installed
 from toolkit.errors import HangError, NonFiniteError, Preempted, ToolkitError
 from toolkit.home import expand_words
 from toolkit.launch.check import check_launched
-from toolkit.launch.exit_code import leave_exit_code
+from toolkit.launch.exit_code import end_process
 from toolkit.launch.ownership import follow
 from toolkit.memory.advice import estimate_run, warning_before
 from toolkit.training.budget import spend_budget
@@ -286,20 +286,6 @@ def report_error(rank: int, sentence: str, *, is_known: bool = False) -> None:
     with suppress(OSError):
         sys.stderr.write(f"error: {sentence}\n")
         sys.stderr.flush()
-
-
-def end_process(code: int) -> NoReturn:
-    """End at once, without taking the interpreter down first.
-
-    A thread of gloo may just be dropping its last reference to a tensor, for which it needs the
-    interpreter's lock; a process that is being taken down aborts on that (torch 2.13, one exit in
-    some twelve of four processes on two busy cores).
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-    leave_exit_code(code)
-    os._exit(code)
 
 
 if __name__ == "__main__":

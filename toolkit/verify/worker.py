@@ -30,6 +30,7 @@ from toolkit.engines.process_group import (
 from toolkit.engines.replicas import replica_problems
 from toolkit.engines.traffic import KINDS, Reductions
 from toolkit.errors import ToolkitError
+from toolkit.launch.exit_code import end_process
 from toolkit.launch.ownership import follow
 from toolkit.model.gpt2 import GPT2
 from toolkit.model.sizes import ModelSizes
@@ -40,7 +41,6 @@ from toolkit.training.callback import Callback, Phase
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.schedule import lr_at
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.training.worker import end_process
 from toolkit.verify.cases import Case, global_batch
 from toolkit.verify.controls import Control, Fault, no_fault
 from toolkit.verify.outcome import FOUND, Outcome, Work

@@ -23,10 +23,10 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.process_group import leave_process_group
 from toolkit.engines.replicated import ReplicatedEngine
+from toolkit.launch.exit_code import end_process
 from toolkit.launch.ownership import follow
 from toolkit.training.optimizer import build_optimizer
 from toolkit.training.step import MicroBatch, train_step
-from toolkit.training.worker import end_process
 from toolkit.watch.lesson import LR, Case
 from toolkit.watch.recorder import Problem, Recorder, Weights, numbers
 
