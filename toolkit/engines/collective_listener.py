@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from toolkit.engines.collectives import OPERATORS, Collective, read_collective
+from toolkit.engines.torch_internals import below_autograd, take_back
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 
@@ -40,7 +41,7 @@ class CollectiveListener:
         def kernel(keyset: Any, *arguments: Any, **settings: Any) -> Any:
             outer, self._is_inside = not self._is_inside, True
             try:
-                with torch._C._AutoDispatchBelowAutograd():
+                with below_autograd():
                     result = operator(*arguments, **settings)
             finally:
                 self._is_inside = not outer
@@ -53,5 +54,5 @@ class CollectiveListener:
     def remove(self) -> None:
         """Take the kernels off again."""
         for library in self._libraries:
-            library._destroy()
+            take_back(library)
         self._libraries.clear()

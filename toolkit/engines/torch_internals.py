@@ -140,6 +140,16 @@ def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(arguments[-1])
 
 
+def below_autograd() -> AbstractContextManager[None]:
+    """Return a context in which operators go to the kernels below their autograd ones."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def take_back(library: torch.library.Library) -> None:
+    """Remove the kernels of a library again."""
+    library._destroy()
+
+
 @contextmanager
 def around_waits(around: Callable[[dist.Work], AbstractContextManager[None]]) -> Iterator[None]:
     """Make each wait for a collective that Python code does happen in a context of `around`."""
