@@ -245,6 +245,25 @@ def copied(run: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run, folder / "copy"))
 
 
+def test_seconds_are_predicted_where_the_gpus_speed_is_known(ddp: Path, tmp_path: Path) -> None:
+    """The same record as if eight H100 had made it, in bf16; then as if a GPU that nobody knows."""
+    run = copied(ddp, tmp_path)
+    config, environment = run / "config.yaml", run / "environment.json"
+    config.write_text(config.read_text().replace("precision: fp32", "precision: bf16"))
+    found = json.loads(environment.read_text())
+    found["devices"] = {"type": "cuda", "names": ["NVIDIA H100 80GB HBM3"] * 8}
+    environment.write_text(json.dumps(found))
+    data = run_data(run)
+    fastest, middle, slowest = data["predicted"]["seconds"]
+    assert 0 < fastest < middle < slowest
+    with opened(page_of(data, tmp_path / "page.html")) as page:
+        assert page.locator("#predicted-s b").inner_text() == f"{1000 * middle:.1f} ms"
+        assert "over nccl on NVIDIA H100" in page.locator("#page").inner_text()
+    found["devices"]["names"] = ["NVIDIA T4"] * 8
+    environment.write_text(json.dumps(found))
+    assert "its speed is not known" in run_data(run)["predicted"]["why_not"]
+
+
 def test_another_runs_record_is_refused(ddp: Path, tmp_path: Path) -> None:
     run = copied(ddp, tmp_path)
     file = run / "metrics.jsonl"

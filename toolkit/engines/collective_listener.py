@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from toolkit.engines.collectives import OPERATORS
-from toolkit.engines.torch_internals import below_autograd, take_off
+from toolkit.engines.torch_internals import below_autograd, take_back
 
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 
@@ -58,5 +58,5 @@ class CollectiveListener:
     def remove(self) -> None:
         """Take the kernels off again."""
         for library in self._libraries:
-            take_off(library)
+            take_back(library)
         self._libraries.clear()

@@ -152,6 +152,16 @@ def named_group(name: Any) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)
 
 
+def below_autograd() -> AbstractContextManager[None]:
+    """Return a context in which operators go to the kernels below their autograd ones."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def take_back(library: torch.library.Library) -> None:
+    """Remove the kernels of a library again."""
+    library._destroy()
+
+
 @contextmanager
 def around_waits(around: Callable[[dist.Work], AbstractContextManager[None]]) -> Iterator[None]:
     """Make each wait for a collective that Python code does happen in a context of `around`."""
@@ -167,16 +177,6 @@ def around_waits(around: Callable[[dist.Work], AbstractContextManager[None]]) ->
         yield
     finally:
         kind.wait = original
-
-
-def below_autograd() -> Any:
-    """Return a context in which operators go to the kernels below autograd's."""
-    return torch._C._AutoDispatchBelowAutograd()
-
-
-def take_off(library: torch.library.Library) -> None:
-    """Take the kernels of a library off again."""
-    library._destroy()
 
 
 def find_cpp_compiler() -> str | None:

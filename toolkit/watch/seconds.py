@@ -20,6 +20,8 @@ def predict_seconds(program: Program, settings: StepSettings, run: RunRecord) ->
     names = run.environment["devices"].get("names", [])
     if not names:
         return {"why_not": "there is no profile of this machine's CPUs"}
+    if settings.precision != "bf16":
+        return {"why_not": f"speeds are known of bf16, not of {settings.precision}"}
     if settings.world_size > len(names):
         return {"why_not": "the rate between the run's machines is not known"}
     try:
