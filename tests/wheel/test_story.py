@@ -146,7 +146,7 @@ def check_the_writing(printed: dict[str, str], python: Path | str) -> None:
     own, exported = (text for command, text in printed.items() if " generate " in command)
     (code,) = (block for language, block in FENCES if language == "python")
     done = subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, timeout=100, check=False
+        [str(python), "-c", code], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert own.startswith("To be")
