@@ -209,8 +209,8 @@ def draw(
         axes.set(title=title, xlabel="measured peak, MiB", ylabel="ms per step")
         _draw_panel(axes, sorted(cases, key=lambda case: peak(measured[case])), measured, predicted)
     figure.suptitle(
-        "Each point is a way to accumulate: down is faster, left is smaller. Filled: the modes. "
-        "Bars: least to most\nof the repeats. Solid: the fastest measured for a peak. Dotted: predicted.",
+        "Each point is a way to accumulate: down is faster, left is smaller. Filled: the modes.\n"
+        "Bars: the repeats. Solid: the fastest measured for a peak. Dotted: predicted.",
         fontsize=9,
     )
     figure.savefig(path, metadata={"Date": None})
@@ -238,7 +238,7 @@ def _draw_panel(
         xs = [peak(measured[case]) / MIB for case in known]
         axes.plot(xs, [1e3 * predicted[case] for case in known], ":", color="black", linewidth=1)
     axes.set_ylim(0, None)
-    axes.margins(x=0.3)
+    axes.margins(x=0.4)
 
 
 if __name__ == "__main__":
