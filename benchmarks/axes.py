@@ -55,7 +55,8 @@ class Axes(_Section):
         micro_batch_sizes: sequences per rank and micro-step.
         seq_lens: tokens per sequence; null is the model's block_size.
         world_sizes: ranks; a strategy that cannot have as many is skipped.
-        links_mbit_per_s: rates of a link between two ranks; null is the machine's own.
+        links_mbit_per_s: rates of a link between two machines, each with half of the ranks; null is
+            the machine's own.
     """
 
     strategies: tuple[Strategy, ...] = Some

@@ -61,8 +61,8 @@ def reason_to_skip(case: Case, machine: Machine) -> str | None:
     if machine.type == "cuda" and case.world_size > machine.gpus:
         return f"{case.world_size} ranks need as many GPUs, and there are {machine.gpus}"
     if case.link_mbit_per_s is not None:
-        if case.world_size != 2:
-            return f"a link joins 2 ranks, not {case.world_size}"
+        if case.world_size % 2:
+            return f"a link joins 2 machines of as many ranks, not {case.world_size} ranks"
         if machine.type != "cpu":
             return "links are for ranks on CPUs"
         if reason := _links_unavailable():

@@ -1,37 +1,59 @@
 """Time against memory between the modes: a table of all cases and one picture.
 
-    python -m benchmarks.mixtures benchmarks/results/cpu-mixtures
+    python -m benchmarks.mixtures benchmarks/results/cpu-mixtures \\
+        --profiles benchmarks/results/cpu-links
 
 Writes mixtures.md and mixtures.svg beside the folder's records. Times are medians of the repeats'
-own medians, memory is the measured peak of the rank that had most.
+own medians, memory is the measured peak of the rank that had most. Predictions are from the machine
+profiles of another folder, with the computation of one of the cases.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from benchmarks.measured import counts_agree, gradients_agree, link_words
+from benchmarks.fitting import settings_of
+from benchmarks.measured import Measured, counts_agree, gradients_agree, link_words
 from benchmarks.record import Case, Record, read_records
+from benchmarks.report import predicted_by
 from benchmarks.sweep import exit_code_of
+from toolkit.program.readers.traffic import sent_bytes
+from toolkit.program.step import write_step
 
 MIB = 2**20
 PICTURE = "mixtures.svg"
+COLOR = "#d26a16"
+NEAR, MUCH = 1.02, 1.03
+"""How much longer than the fastest counts as equal, and how much longer than a mode as worse."""
 
 
-def main(folder: Annotated[Path, typer.Argument(help="with records.jsonl")]) -> None:
+class Budgeted(NamedTuple):
+    """What the least sending point that fits a peak takes: of the fastest, and of the best mode."""
+
+    of_fastest: float
+    of_mode: float | None
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="with records.jsonl")],
+    profiles: Annotated[Path | None, typer.Option(help="folder with profile*.json")] = None,
+) -> None:
     """Write what a folder's records say of mixtures and reductions."""
     measured: dict[Case, list[Record]] = defaultdict(list)
     for record in read_records(folder):
         if record.step_s:
             measured[record.case].append(record)
+    cases = [Measured(case, tuple(records)) for case, records in measured.items()]
+    predicted = predicted_by(profiles, cases) if profiles else {}
     lines = [f"# {folder.name}", "", recommend(measured), "", *describe(measured), ""]
-    text = "\n".join([*lines, *table(measured)])
+    lines += [*check_choice(measured), *check_predictions(measured, predicted)]
+    text = "\n".join([*lines, *table(measured, predicted)])
     (folder / "mixtures.md").write_text(text + "\n")
-    draw(measured, folder / PICTURE)
+    draw(measured, predicted, folder / PICTURE)
 
 
 def seconds(records: Sequence[Record]) -> float:
@@ -78,12 +100,71 @@ def describe(measured: Mapping[Case, list[Record]]) -> list[str]:
     ]
 
 
-def table(measured: Mapping[Case, list[Record]]) -> list[str]:
+def check_choice(measured: Mapping[Case, list[Record]]) -> list[str]:
+    """Return how good the rule of `accumulation: auto` is among the measured points.
+
+    Each measured peak of a setting of at least four points is a budget, and each of its points that
+    fits a candidate.
+    """
+    found = [
+        _budgeted(cases, measured, limit)
+        for cases in _settings(measured).values()
+        if len(cases) > 3
+        for limit in sorted({peak(measured[case]) for case in cases})
+    ]
+    if not found:
+        return []
+    near = sum(each.of_fastest <= NEAR for each in found)
+    slower = sum((each.of_mode or 0) > MUCH for each in found)
+    return [
+        f"What sends least of all that fits is what `accumulation: auto` takes where no speed is "
+        f"known. In {near} of {len(found)} budgets (each measured peak of a setting, its measured "
+        f"points as candidates) it took at most 2 % longer than the fastest, in {slower} more than "
+        "3 % longer than the better mode that fits.",
+        "",
+    ]
+
+
+def _settings(measured: Mapping[Case, list[Record]]) -> dict[str, list[Case]]:
+    """Return the cases that differ in accumulation alone, by all else."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    for case in measured:
+        found[case.model_dump_json(exclude={"accumulation"})].append(case)
+    return found
+
+
+def _budgeted(cases: Sequence[Case], measured: Mapping[Case, list[Record]], limit: int) -> Budgeted:
+    fitting = [case for case in cases if peak(measured[case]) <= limit]
+    taken = min(fitting, key=lambda case: sent_bytes(write_step(settings_of(case, "cpu"))))
+    took = seconds(measured[taken])
+    modes = [seconds(measured[case]) for case in fitting if isinstance(case.accumulation, str)]
+    fastest = min(seconds(measured[case]) for case in fitting)
+    return Budgeted(took / fastest, took / min(modes) if modes else None)
+
+
+def check_predictions(
+    measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]
+) -> list[str]:
+    """Return how many predicted times are near the measured ones, by link."""
+    off: dict[str, list[float]] = defaultdict(list)
+    for case, predicted_s in predicted.items():
+        error = abs(predicted_s / seconds(measured[case]) - 1)
+        off[link_words(case.link_mbit_per_s)].append(error)
+    if not off:
+        return []
+    words = [
+        f"{sum(each <= 0.1 for each in errors)} of {len(errors)} over {link}"
+        for link, errors in off.items()
+    ]
+    return [f"Predicted within 10 % of the measured time: {', '.join(words)}.", ""]
+
+
+def table(measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]) -> list[str]:
     """Return one row per case."""
     lines = [
         "| link | A | precision | accumulation | reduce | step, ms | least - most | ratio | "
-        "peak, MiB | held, MiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "predicted, ms | peak, MiB | held, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case, records in measured.items():
         repeats = [1e3 * median(record.step_s or ()) for record in records]
@@ -99,6 +180,7 @@ def table(measured: Mapping[Case, list[Record]]) -> list[str]:
             f"{1e3 * seconds(records):,.0f}",
             f"{min(repeats):,.0f} - {max(repeats):,.0f}",
             f"{seconds(records) / seconds(base):.2f}" if base else "",
+            f"{1e3 * predicted[case]:,.0f}" if case in predicted else "",
             f"{peak(records) / MIB:.2f}",
             "" if held is None else f"{held / MIB:.2f}",
         ]
@@ -106,8 +188,10 @@ def table(measured: Mapping[Case, list[Record]]) -> list[str]:
     return lines
 
 
-def draw(measured: Mapping[Case, list[Record]], path: Path) -> None:
-    """Draw a panel for each setting; the modes are filled, a line joins points by memory."""
+def draw(
+    measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float], path: Path
+) -> None:
+    """Draw a panel for each setting: the modes are filled, points between them are rings."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -116,21 +200,45 @@ def draw(measured: Mapping[Case, list[Record]], path: Path) -> None:
     panels: dict[str, list[Case]] = defaultdict(list)
     for case in measured:
         link = link_words(case.link_mbit_per_s)
-        panels[f"{link}, A {case.grad_accum_steps}, {case.precision}"].append(case)
+        panels[f"{link}, {case.grad_accum_steps} micro-steps, {case.precision}"].append(case)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
     for number, (title, cases) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(rows, columns, number)
-        for case in sorted(cases, key=lambda case: peak(measured[case])):
-            x, y = peak(measured[case]) / MIB, 1e3 * seconds(measured[case])
-            is_mode = isinstance(case.accumulation, str)
-            axes.plot(x, y, "o", color="#d26a16", fillstyle="full" if is_mode else "none")
-            words = " ".join(filter(None, [str(case.accumulation), case.reduce]))
-            axes.annotate(words, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=6)
-        axes.set(title=title, xlabel="peak, MiB", ylabel="ms per step", ylim=(0, None))
-        axes.margins(x=0.25)
+        axes.set(title=title, xlabel="measured peak, MiB", ylabel="ms per step")
+        _draw_panel(axes, sorted(cases, key=lambda case: peak(measured[case])), measured, predicted)
+    figure.suptitle(
+        "Each point is a way to accumulate: down is faster, left is smaller. Filled: the modes.\n"
+        "Bars: the repeats. Solid: the fastest measured for a peak. Dotted: predicted.",
+        fontsize=9,
+    )
     figure.savefig(path, metadata={"Date": None})
+
+
+def _draw_panel(
+    axes: Any,
+    cases: Sequence[Case],
+    measured: Mapping[Case, list[Record]],
+    predicted: Mapping[Case, float],
+) -> None:
+    fastest: list[tuple[float, float]] = []
+    for case in cases:
+        x, y = peak(measured[case]) / MIB, 1e3 * seconds(measured[case])
+        repeats = [1e3 * median(record.step_s or ()) for record in measured[case]]
+        around = [[y - min(repeats)], [max(repeats) - y]]
+        fill = COLOR if isinstance(case.accumulation, str) else "white"
+        axes.errorbar(x, y, around, fmt="o", color=COLOR, markerfacecolor=fill, elinewidth=1)
+        words = " ".join(filter(None, [str(case.accumulation).replace("; ", "\n"), case.reduce]))
+        axes.annotate(words, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=6)
+        if not fastest or y < fastest[-1][1]:
+            fastest.append((x, y))
+    axes.plot(*zip(*fastest, strict=True), color=COLOR, linewidth=1)
+    if known := [case for case in cases if case in predicted]:
+        xs = [peak(measured[case]) / MIB for case in known]
+        axes.plot(xs, [1e3 * predicted[case] for case in known], ":", color="black", linewidth=1)
+    axes.set_ylim(0, None)
+    axes.margins(x=0.4)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,16 @@ def _write_files(folder: Path, records: Sequence[Record], out: Path) -> None:
     (out / "report.html").write_text(html)
 
 
+def predicted_by(folder: Path, cases: Sequence[Measured]) -> dict[Case, float]:
+    """Return predicted seconds per step by the machine profiles of a folder, where there is one.
+
+    Raises:
+        UsageError: a profile cannot be read.
+    """
+    profiles = [read_profile(path) for path in sorted(folder.glob("profile*.json"))]
+    return _predicted(cases, profiles) if profiles else {}
+
+
 def _predicted(cases: Sequence[Measured], profiles: Sequence[MachineProfile]) -> dict[Case, float]:
     """Return predicted seconds per step of the cases whose link and groups have a profile."""
     records = [record for measured in cases for record in measured.records]

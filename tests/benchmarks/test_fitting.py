@@ -26,7 +26,7 @@ def test_what_the_machine_has_not_is_skipped(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fitting, "_links_unavailable", lambda: None)
     assert reason_to_skip(linked, LAPTOP) is None
     more = linked.model_copy(update={"world_size": 3})
-    assert reason_to_skip(more, LAPTOP) == "a link joins 2 ranks, not 3"
+    assert reason_to_skip(more, LAPTOP) == "a link joins 2 machines of as many ranks, not 3 ranks"
 
 
 def test_an_engine_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

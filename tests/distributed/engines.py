@@ -16,6 +16,7 @@ from tests.distributed.exchanged import exchanged
 from tests.distributed.half import half_precision
 from tests.distributed.moved import moved_attributes
 from tests.distributed.other_model import other_models
+from tests.distributed.resumed import resumed
 from tests.distributed.window_sums import window_sums
 from toolkit.engines.become import become
 from toolkit.engines.launched import Launched
@@ -31,6 +32,7 @@ PARTS: tuple[Callable[[Launched], Iterator[dict[str, Any]]], ...] = (
     moved_attributes,
     window_sums,
     exchanged,
+    resumed,
 )
 
 
