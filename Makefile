@@ -127,7 +127,7 @@ clean:
 plan-errors: $(READY)
 	$(BIN)/python -m benchmarks.plan_errors
 
-# On one GPU, in under eight minutes: updates, memory, speed, saves and a hang beside what is claimed.
+# On one GPU: updates, memory, speed, saves and a hang beside what is claimed, for seven minutes.
 .PHONY: gpu-check
 gpu-check: $(READY)
 	$(BIN)/python -m benchmarks.gpu_check
