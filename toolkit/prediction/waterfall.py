@@ -85,7 +85,7 @@ def _collectives(step: StepTime) -> Iterator[Part]:
     for kind, (sent_s, exposed_s) in step.by_kind.items():
         name = kind.replace("_", "-")
         yield Part(f"{name}, exposed", exposed_s)
-        yield Part(f"({name}, hidden)", sent_s - exposed_s)
+        yield Part(f"({name}, hidden)", max(0.0, sent_s - exposed_s))
 
 
 def _ms(seconds: float | None) -> str:
