@@ -4,8 +4,7 @@ Runs of `configs/train/demo.yaml` in one process, at 1, 2, 4 and 8 times its tok
 its learning rate as it stands and with the rule of `toolkit.planning.learning_rate`. Warm-up takes
 as many tokens in all of them, so the rate is all that differs. The text is in tokens of a
 byte-level BPE of 1,024, trained on it: with GPT-2's 50,257 nearly all of so small a model's time is
-its head.
-The figure is the validation loss after the last step.
+its head. The figure is the validation loss after the last step.
 
     python -m benchmarks.learning_rate      # writes results/learning_rate.json and .svg
 """

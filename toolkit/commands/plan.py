@@ -86,6 +86,7 @@ def plan(
     Example: toolkit plan --preset gpt2-xl --gpus 64 --gpu H100-80 --between-machines 400Gbit
     """
     from toolkit.engines.strategies import STRATEGIES
+    from toolkit.errors import UsageError
     from toolkit.planning.answer import find_answer
     from toolkit.planning.question import Dials, build_question
     from toolkit.verify.options import choices
@@ -95,6 +96,8 @@ def plan(
 
         print(*explain_run(explain), sep="\n")
         return
+    if as_json and (curve or plot or bytes_per_weight):
+        raise UsageError("--curve, --plot and --bytes-per-weight print tables; leave --json out")
     run = options.load_run(
         config, overrides or [], preset=preset, micro_batch_size=micro_batch_size
     )

@@ -29,11 +29,12 @@ class Question:
     def as_json(self) -> dict[str, Any]:
         """Return the question with the names that scripts rely on."""
         cluster = self.cluster
+        between = None if cluster.between is None else f"{8 * cluster.between / 1e9:g}Gbit"
         return {
             "gpu": cluster.gpu.name,
             "gpus": cluster.gpus,
             "per_machine": cluster.per_machine,
-            "between_bytes_per_s": cluster.between,
+            "between_machines": between,
             "tokens_per_step": self.search.tokens.wanted,
             "parameters": self.search.config.model.sizes().parameter_count,
         }

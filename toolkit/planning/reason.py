@@ -29,12 +29,13 @@ def reason_for(answer: Answer) -> str:
     ]
     if other := _other_mode(answer, best):
         sentences.append(_against_mode(best, other))
-    others = [row for row in answer.best_per_strategy()[1:] if row.fits]
+    strategies = answer.best_per_strategy()[1:]
+    others = [row for row in strategies if row.fits]
     if others:
         sentences.append(
             f"the next strategy, {describe(others[0])}, takes {longer(others[0], best)} longer"
         )
-    else:
+    elif strategies:
         sentences.append("no other strategy fits")
     return "; ".join(sentences)
 
@@ -96,16 +97,16 @@ def _other_mode(answer: Answer, best: PlanRow) -> PlanRow | None:
 
 
 def _against_mode(best: PlanRow, other: PlanRow) -> str:
+    """Say what a mode reduces and holds, and what the other one takes."""
     ours, theirs = (reduced_bytes(row.candidate.program) for row in (best, other))
     more = best.peak - other.peak
-    sentence = (
-        f"{best.settings.accumulation} accumulation reduces {with_unit(ours)} of gradients a step "
-        f"where {other.settings.accumulation} reduces {with_unit(theirs)}"
-    )
-    if not other.fits:
-        return f"{sentence}, which does not fit"
     memory = f"{with_unit(abs(more))} {'more' if more > 0 else 'less'}" if more else "as much"
-    return f"{sentence} and takes {longer(other, best)} longer; it holds {memory}"
+    effect = f"takes {longer(other, best)} longer" if other.fits else "does not fit"
+    return (
+        f"{best.settings.accumulation} accumulation reduces {with_unit(ours)} of gradients a step "
+        f"and holds {memory} at its peak; {other.settings.accumulation} reduces "
+        f"{with_unit(theirs)} and {effect}"
+    )
 
 
 def reduced_bytes(program: Program) -> int:

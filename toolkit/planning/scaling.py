@@ -13,7 +13,7 @@ from toolkit.planning.cost import span
 from toolkit.planning.curve import Point, Scaling, curve, takes_over
 from toolkit.planning.reason import describe, milliseconds
 
-CRITICAL_TOKENS = 1_070_000
+CRITICAL_TOKENS = 1_120_000
 """Critical batch at a loss of 3: 2.1e8 tokens / 3^(1 / 0.21) = 1.1 million (Kaplan et al. 2020,
 arXiv:2001.08361, table 5 and equation 1.4), for language models on web text; it grows as the loss
 falls."""
