@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import Strategy, supported_pairs
+from toolkit.engines.strategies import ALONE, Strategy, replicas_of, supported_pairs
 from toolkit.memory.hardware import Gpu
 from toolkit.memory.largest import StepTokens
 from toolkit.memory.rows import whole_micro_steps
@@ -97,7 +97,7 @@ class Search:
         smallest = self.config.model_copy(update={"batch": one})
         whole = whole_micro_steps(smallest, self.tokens, cluster.gpus)
         for strategy, mode in supported_pairs():
-            if strategy not in self.strategies or (strategy == "single") != (cluster.gpus == 1):
+            if strategy not in self.strategies or (strategy == ALONE) != (cluster.gpus == 1):
                 continue
             for replicas in replica_groups(strategy, cluster):
                 yield settings_of_run(
@@ -118,7 +118,7 @@ class Search:
 
 def replica_groups(strategy: Strategy, cluster: Cluster) -> list[int]:
     """Return the numbers of replica groups: of whole machines, or equal parts of a single one."""
-    if strategy != "hsdp":
+    if replicas_of(strategy) == 1:
         return [1]
     machines = cluster.gpus // cluster.per_machine
     units = machines if machines > 1 else cluster.gpus

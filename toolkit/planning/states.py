@@ -4,7 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toolkit.config import RunConfig
-from toolkit.engines.strategies import STRATEGIES, Accumulation, Strategy, possible_accumulations
+from toolkit.engines.strategies import (
+    ALONE,
+    STRATEGIES,
+    Accumulation,
+    Strategy,
+    possible_accumulations,
+)
 from toolkit.memory.hardware import in_gib
 from toolkit.memory.states import checkpoint_bytes
 from toolkit.planning.candidates import replica_groups
@@ -36,7 +42,7 @@ def states_rows(run: RunConfig, cluster: Cluster) -> list[StatesRow]:
         _row(run, strategy, accumulation, cluster)
         for strategy in STRATEGIES
         for accumulation in possible_accumulations(strategy)
-        if strategy == "single" or (cluster.gpus > 1 and replica_groups(strategy, cluster))
+        if strategy == ALONE or (cluster.gpus > 1 and replica_groups(strategy, cluster))
     ]
 
 
@@ -44,7 +50,7 @@ def _row(
     run: RunConfig, strategy: Strategy, accumulation: Accumulation, cluster: Cluster
 ) -> StatesRow:
     replicas = replica_groups(strategy, cluster)
-    size = 1 if strategy == "single" else cluster.gpus
+    size = 1 if strategy == ALONE else cluster.gpus
     batch = run.batch.model_copy(
         update={"tokens_per_step": 3 * size * run.batch.micro_batch_size * run.data.seq_len}
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.counted import counted
+from toolkit.engines.strategies import ALONE
 from toolkit.errors import UsageError
 from toolkit.memory.calibration import calibration_file
 from toolkit.memory.hardware import find_gpu
@@ -113,7 +114,7 @@ def _from_profile(settings: StepSettings, profile: MachineProfile) -> Calibratio
     if settings.replicas > 1:
         raise NotCalibrated(f"{where} was measured without replica groups")
     engine = find_engine_costs(settings.strategy, profile.environment)
-    if engine is None and settings.strategy != "single":
+    if engine is None and settings.strategy != ALONE:
         raise NotCalibrated(f"what {settings.strategy} computes itself is not known on {where}")
     compute = MeasuredCompute(profile)
     network = ProfiledNetwork([profile], settings, engine)

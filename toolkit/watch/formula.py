@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from toolkit.engines.strategies import FSDP2_STRATEGIES
+from toolkit.engines.strategies import COPIES, FSDP2_STRATEGIES
 from toolkit.model.tensors import Tensor, block_tensors, model_tensors, root_tensors
 from toolkit.program.fsdp2_unit import UnitSizes
 from toolkit.program.settings import StepSettings
@@ -22,7 +22,7 @@ def explain(settings: StepSettings, kind: str, elements: int) -> str:
     for count, text in _known(settings):
         if count == elements:
             return text
-    if settings.strategy == "ddp" and kind == "all_reduce":
+    if settings.strategy == COPIES and kind == "all_reduce":
         return "gradients in the order in which they came, until the bucket was full"
     return "tensors that the engine puts together"
 
