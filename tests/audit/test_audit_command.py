@@ -69,14 +69,10 @@ def test_a_failure_stays_visible_with_what_was_seen(tmp_path: Path, script: Path
 
 def test_no_name_of_the_scripts_is_read_as_html(tmp_path: Path, script: Path) -> None:
     name = "<script>alert('x')</script>&"
-    renamed = SCRIPT.replace(
-        "model.dropout =",
-        f"model.register_parameter({name!r}, model.head.weight)\nmodel.dropout =",
-        1,
-    )
-    renamed = renamed.replace(
-        "AdamW(model.parameters())", "AdamW([model.head.weight, *model.embedding.parameters()])"
-    )
+    added = f"model.register_parameter({name!r}, torch.nn.Parameter(torch.ones(1)))"
+    renamed = SCRIPT.replace("model.dropout =", f"{added}\nmodel.dropout =", 1)
+    renamed = renamed.replace("loss_of(", f"model._parameters[{name!r}] * loss_of(")
+    renamed = renamed.replace("(model.parameters())", "(model.embedding.parameters())")
     folder = tmp_path / "<b>their"
     folder.mkdir()
     path, page = folder / "<i>their.py", tmp_path / "page.html"
@@ -84,7 +80,7 @@ def test_no_name_of_the_scripts_is_read_as_html(tmp_path: Path, script: Path) ->
     found = audit("--stop", "--steps", "1", "--html", str(page), "--", sys.executable, str(path))
     assert found.returncode == 1, found.stderr
     text = page.read_text()
-    assert not {"<script", "<b>", "<i>"} & set(re.findall(r"<\w+>?", text))
+    assert not {"<script>", "<b>", "<i>"} & set(re.findall(r"<\w+>?", text))
     assert "&lt;script&gt;alert(" in text
     assert "&lt;b&gt;their/&lt;i&gt;their.py:" in text
 

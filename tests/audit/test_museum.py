@@ -106,6 +106,12 @@ def test_the_mode_that_is_effective_stands_beside_the_one_asked_for(
     assert found == {(mode, asked)}
 
 
+def test_clipping_inside_an_updates_closure_is_seen(quick: dict[str, Report]) -> None:
+    clips = [step["clips"] for rank in quick["closure"].ranks for step in rank["steps"]]
+    assert [[clip["max_norm"] for clip in of_step] for of_step in clips] == [[0.1]] * 6
+    assert all(of_step[0]["norm"] > 0.1 for of_step in clips)
+
+
 @pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.parametrize("script", RELEASES, ids=lambda script: script.stem)

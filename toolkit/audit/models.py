@@ -17,6 +17,7 @@ _WRAPPERS = {
     "module",
     "_orig_mod",
     "_forward_module",
+    "_original_module",
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 }
@@ -55,8 +56,13 @@ def parameters_of(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Paramete
 
 
 def ties_of(roots: Iterable[nn.Module]) -> list[tuple[str, ...]]:
-    """Return the plain names of every weight that several modules share."""
-    return [tuple(plain_name(name) for name in tie) for root in roots for tie in tied_names(root)]
+    """Return the plain names of every weight that several modules share.
+
+    A module that its wrapper holds twice, as Fabric's does, has one plain name.
+    """
+    ties = (tie for root in roots for tie in tied_names(root))
+    plain = [tuple(dict.fromkeys(plain_name(name) for name in tie)) for tie in ties]
+    return [tie for tie in plain if len(tie) > 1]
 
 
 def loaded(name: str) -> Any:

@@ -113,6 +113,8 @@ class Watch:
         clip = self._clip(torch.nn.utils.clip_grad_norm_)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self.patches.replace(owner, "clip_grad_norm_", clip)
+        with_norm = self._clip_with_norm(torch.nn.utils.clip_grads_with_norm_)
+        self.patches.replace(torch.nn.utils, "clip_grads_with_norm_", with_norm)
 
     def _backward(self, original: Any) -> Any:
         @wraps(original)
@@ -136,6 +138,15 @@ class Watch:
             norm = original(parameters, max_norm, *arguments, **settings)
             self._after_clip(max_norm, norm)
             return norm
+
+        return clip
+
+    def _clip_with_norm(self, original: Any) -> Any:
+        @wraps(original)
+        def clip(group: Any, max_norm: float, norm: Any, *more: Any, **settings: Any) -> None:
+            self._before_clip()
+            original(group, max_norm, norm, *more, **settings)
+            self._after_clip(max_norm, norm)
 
         return clip
 
@@ -214,6 +225,7 @@ class Watch:
     @_safely
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if self.window is not None:
+            self.window.take_applied()
             self.window.has_stepped = True
             self.window.stepped.add(id(optimizer))
             self.window.step_line = self.window.step_line or their_line()

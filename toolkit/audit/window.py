@@ -34,6 +34,8 @@ class Window:
 
     def begin_micro_step(self, loss: Loss | None, line: str | None) -> None:
         """Note a backward that is about to run."""
+        # What was taken before the update's own closure ran this backward is not what is applied.
+        self._applied = None
         if self._micro_steps:
             self._micro_steps[-1]["held_bytes"] = self._subject.held_bytes()
         self._micro_steps.append(
