@@ -162,8 +162,8 @@ def check_predictions(
 def table(measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]) -> list[str]:
     """Return one row per case."""
     lines = [
-        "| link | strategy | A | precision | accumulation | reduce | step, ms | least - most | ratio | "
-        "predicted, ms | peak, MiB | held, MiB |",
+        "| link | strategy | A | precision | accumulation | reduce | step, ms | least - most | "
+        "ratio | predicted, ms | peak, MiB | held, MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case, records in measured.items():
