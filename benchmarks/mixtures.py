@@ -162,9 +162,9 @@ def check_predictions(
 def table(measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]) -> list[str]:
     """Return one row per case."""
     lines = [
-        "| link | A | precision | accumulation | reduce | step, ms | least - most | ratio | "
-        "predicted, ms | peak, MiB | held, MiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| link | strategy | A | precision | accumulation | reduce | step, ms | least - most | "
+        "ratio | predicted, ms | peak, MiB | held, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case, records in measured.items():
         repeats = [1e3 * median(record.step_s or ()) for record in records]
@@ -173,6 +173,7 @@ def table(measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]
         base = measured.get(sharded.model_copy(update={"reduce": "fp32"})) or measured.get(sharded)
         cells: list[Any] = [
             link_words(case.link_mbit_per_s),
+            case.strategy,
             case.grad_accum_steps,
             case.precision,
             case.accumulation,
@@ -200,7 +201,8 @@ def draw(
     panels: dict[str, list[Case]] = defaultdict(list)
     for case in measured:
         link = link_words(case.link_mbit_per_s)
-        panels[f"{link}, {case.grad_accum_steps} micro-steps, {case.precision}"].append(case)
+        setting = f"{case.strategy}, {link}, {case.grad_accum_steps} micro-steps, {case.precision}"
+        panels[setting].append(case)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")

@@ -55,8 +55,8 @@ KEYS = dotted_keys(RunConfig)
         ("precision: fp8", "precision must be 'fp32', 'bf16' or 'fp16', got the text 'fp8'"),
         (
             "accumulation: shard",
-            "accumulation must be 'replicated', 'sharded', 'deferred' or {hold: [root, 0, 1]}, "
-            "got the text 'shard'",
+            "accumulation must be 'replicated', 'sharded', 'deferred', 'auto' or "
+            "{hold: [root, 0, 1]}, got the text 'shard'",
         ),
         ("accumulation: {hold: [wte]}", "accumulation.hold must be a list of block numbers and"),
         ("accumulation: {hold: [0, 0]}", "accumulation.hold names a unit twice: 0, 0"),
