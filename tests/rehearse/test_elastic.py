@@ -21,7 +21,7 @@ from toolkit.launch.processes import Processes, processes
 from toolkit.rehearse.machines import NAMED
 from toolkit.training.metrics import read_metrics
 
-STEPS = 100
+STEPS = 160
 PATIENCE_S = 240.0
 ROUND_S = 60.0
 """Until the others begin another round: 10 to notice that one is lost, 3 for more to come, and the

@@ -20,7 +20,7 @@ from toolkit.training.metrics import read_metrics
 
 KILLS = int(os.environ.get("KILLS", "3"))
 PER_RUN = 5
-STEPS = 150
+STEPS = 300
 WITHIN_S = 4.0
 START_S, TIMEOUT_S, AFTER_S = 300.0, 8.0, 30.0
 
