@@ -24,7 +24,7 @@ from toolkit.program.readers.seconds import read_seconds, run_clocks
 from toolkit.program.step import write_step
 
 RESULTS = Path(__file__).with_name("results")
-SWEEPS = ("cpu-quick", "cpu-links", "cpu-mixtures", "cpu-reductions")
+SWEEPS = ("cpu-quick", "cpu-links", "cpu-links-alone", "cpu-mixtures", "cpu-reductions")
 PROFILED = "fp32"
 DIFFER = 0.05
 """From which on the faster mode counts as faster."""
@@ -87,8 +87,10 @@ class OwnSweep:
 
 
 def read_sweeps() -> list[OwnSweep]:
-    """Return the committed sweeps; a link that was profiled for one counts for all."""
-    profiles = [read_profile(path) for path in sorted(RESULTS.glob("*/profile*.json"))]
+    """Return the committed sweeps, and the newest profile of each link for all of them."""
+    found = (read_profile(path) for path in RESULTS.glob("*/profile*.json"))
+    newest = sorted(found, key=lambda profile: profile.environment.started_at)
+    profiles = list({each.link_mbit_per_s: each for each in newest}.values())
     return [OwnSweep(name, read_records(RESULTS / name), profiles) for name in SWEEPS]
 
 

@@ -21,7 +21,7 @@ from benchmarks.anchor_errors import anchor_error_rows, read_rows
 from benchmarks.own_errors import pair_rows, read_sweeps, regret_rows
 from toolkit.model.sizes import ModelSizes
 from toolkit.prediction.costs import Costs, amounts_of
-from toolkit.prediction.devices import DeviceSpeed, Shares, find_speed
+from toolkit.prediction.devices import DeviceSpeed, Shares, find_speed, measured_use
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import predict
 from toolkit.program.events import Program
@@ -175,15 +175,15 @@ def use_rows(examples: list[Example]) -> list[tuple[str, ...]]:
 def main() -> None:
     """Write the errors as CSV and as Markdown, and the shares."""
     examples = read_examples()
+    _write_csv(_HERE.parent / "toolkit" / "prediction" / "use.csv", use_rows(examples))
+    measured_use.cache_clear()
     sweeps = read_sweeps()
-    shipped = _HERE.parent / "toolkit" / "prediction" / "use.csv"
     tables = {
         "plan_errors": ("Published throughput, each model size left out", error_rows(examples)),
         "anchor_errors": ("Other sources, one row as anchor", anchor_error_rows(read_rows())),
         "pair_errors": ("Sharded by replicated step time, CPU sweeps", pair_rows(sweeps)),
         "regret": ("What the predicted choice loses, CPU sweeps", regret_rows(sweeps)),
     }
-    _write_csv(shipped, use_rows(examples))
     for name, (_, table) in tables.items():
         _write_csv(_HERE / "results" / f"{name}.csv", table)
     parts = [f"## {title}\n\n{_as_markdown(table)}" for title, table in tables.values()]

@@ -72,7 +72,7 @@ class DeviceSpeed:
         if self.use is not None:
             return self.use
         span = widest_use()
-        alike = (find_speed(gpu) for gpu in _measured_use())
+        alike = (find_speed(gpu) for gpu in measured_use())
         same = next((speed.use for speed in alike if speed.chip == self.chip), None)
         return span if same is None else replace(span, middle=same.middle)
 
@@ -116,13 +116,13 @@ def find_speed(gpu: str) -> DeviceSpeed:
         peak_flops=1e12 * float(row["bf16_tflops"]),
         memory_bytes_per_s=1e9 * float(row["memory_gbs"]),
         link_bytes_per_s=1e9 * float(row["busbw_gbs"]),
-        use=_measured_use().get(gpu),
+        use=measured_use().get(gpu),
     )
 
 
 def widest_use() -> Use:
     """Return the span over all GPUs that were measured, for one that was not."""
-    known = list(_measured_use().values())
+    known = list(measured_use().values())
     columns = list(zip(*(use.middle for use in known), strict=True))
     slow, fast = Shares(*map(min, columns)), Shares(*map(max, columns))
     return Use(
@@ -135,7 +135,8 @@ def widest_use() -> Use:
 
 
 @cache
-def _measured_use() -> dict[str, Use]:
+def measured_use() -> dict[str, Use]:
+    """Return what `use.csv` holds, by GPU."""
     found = {}
     with Path(__file__).with_name("use.csv").open() as file:
         rows = {row["gpu"]: row for row in csv.DictReader(file)}
