@@ -32,6 +32,8 @@ TOKENS = 98_304
 MULTIPLES = (1, 2, 4, 8)
 SEEDS = (1,)
 RULES = ("none", "square root")
+RATES = {"half the rate": 0.5, "twice the rate": 2.0}
+"""At the recipe's tokens per step: whether its rate is the best there."""
 TIMEOUT_S = 900
 
 
@@ -74,6 +76,7 @@ def rows() -> Iterator[dict[str, Any]]:
         for multiple in MULTIPLES:
             for rule in RULES if multiple > 1 else RULES[:1]:
                 yield {"seed": seed, "multiple": multiple, "rule": rule}
+        yield from ({"seed": seed, "multiple": 1, "rule": rate} for rate in RATES)
 
 
 def overrides_of(row: dict[str, Any], tokens: int) -> list[str]:
@@ -92,8 +95,15 @@ def overrides_of(row: dict[str, Any], tokens: int) -> list[str]:
         f"seed={row['seed']}",
     ]
     scaled = ScaledRate(load_run_config(RUN, words), recipe.batch.tokens_per_step).overrides()
-    kept = scaled[-1:] if row["rule"] == "none" else scaled
-    return [*words, *kept]
+    if row["rule"] == RULES[1]:
+        return [*words, *scaled]
+    factor = RATES.get(row["rule"], 1.0)
+    optimizer = recipe.optimizer
+    rates = (
+        f"optimizer.lr={factor * optimizer.lr}",
+        f"optimizer.min_lr={factor * optimizer.min_lr}",
+    )
+    return [*words, *rates, scaled[-1]]
 
 
 def measured(row: dict[str, Any], data: Path, tokens: int) -> dict[str, Any]:
@@ -146,6 +156,13 @@ def draw(done: Sequence[dict[str, Any]], path: Path) -> None:
         axes.plot(
             [row["multiple"] for row in seeds], [row["loss"] for row in seeds], "o", color=colour
         )
+    others = [row for row in done if row["rule"] in RATES]
+    axes.plot(
+        [row["multiple"] for row in others],
+        [row["loss"] for row in others],
+        "kx",
+        label=" and ".join(RATES),
+    )
     axes.set_xscale("log", base=2)
     axes.set_xlabel("tokens per step, in those of the recipe; as many tokens in all")
     axes.set_ylabel("validation loss after the last step")

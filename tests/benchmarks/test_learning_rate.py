@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.learning_rate import RESULTS, RUN, TOKENS, mean_losses, overrides_of, rows
+from tests.samples import ROOT
 from toolkit.config import load_run_config
 
 
@@ -27,3 +28,9 @@ def test_every_run_is_committed_with_its_picture() -> None:
     without, ruled = (dict(mean_losses(done, rule)) for rule in ("none", "square root"))
     assert without[1] == ruled[1]
     assert (RESULTS / "learning_rate.svg").read_text().count("<path") > 20
+
+
+def test_the_document_has_the_losses() -> None:
+    text = (ROOT / "docs" / "planning.md").read_text()
+    for row in json.loads((RESULTS / "learning_rate.json").read_text())["runs"]:
+        assert f"{row['loss']:.3f}" in text, row
