@@ -64,7 +64,9 @@ def endings(folder: Path) -> dict[str, Ended]:
         for line in (line for fence, line in COMMANDS if fence.reason is None):
             # The same command on two pages is one run.
             if line not in found:
-                found[line] = launched_by(line, found) if "launch" in line else run(line)
+                found[line] = (
+                    launched_by(line, found) if line.startswith("accelerate launch") else run(line)
+                )
         return found
 
 

@@ -8,7 +8,6 @@ number drawn, no collective issued. If something here fails the watch ends, and 
 import multiprocessing
 import multiprocessing.util
 import os
-import sys
 import threading
 import time
 import traceback
@@ -21,13 +20,11 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
+from toolkit.audit.ending import end_together
 from toolkit.audit.loss_graph import read_loss
 from toolkit.audit.patches import Patches
 from toolkit.audit.their_code import their_line
 from toolkit.audit.window import Window
-
-WAIT_S = 60.0
-"""How long `--stop` waits for the other ranks of this machine to reach the same point."""
 
 
 def start_watch() -> None:
@@ -113,7 +110,7 @@ class Watch:
         clip = self._clip(torch.nn.utils.clip_grad_norm_)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self.patches.replace(owner, "clip_grad_norm_", clip)
-        with_norm = self._clip_with_norm(torch.nn.utils.clip_grads_with_norm_)
+        with_norm = self._clip(torch.nn.utils.clip_grads_with_norm_)
         self.patches.replace(torch.nn.utils, "clip_grads_with_norm_", with_norm)
 
     def _backward(self, original: Any) -> Any:
@@ -136,17 +133,9 @@ class Watch:
         def clip(parameters: Any, max_norm: float, *arguments: Any, **settings: Any) -> Any:
             self._before_clip()
             norm = original(parameters, max_norm, *arguments, **settings)
-            self._after_clip(max_norm, norm)
+            given = settings.get("total_norm", next(iter(arguments), None))
+            self._after_clip(max_norm, given if norm is None else norm)
             return norm
-
-        return clip
-
-    def _clip_with_norm(self, original: Any) -> Any:
-        @wraps(original)
-        def clip(group: Any, max_norm: float, norm: Any, *more: Any, **settings: Any) -> None:
-            self._before_clip()
-            original(group, max_norm, norm, *more, **settings)
-            self._after_clip(max_norm, norm)
 
         return clip
 
@@ -244,7 +233,7 @@ class Watch:
         if is_last:
             self.finish()
             if self.stops:
-                self._stop()
+                end_together(self.folder)
 
     def write(self) -> None:
         """Add what was not yet written, a line each; a broken last line is a process that died."""
@@ -285,17 +274,6 @@ class Watch:
             self.subject.remove()
         if self.problem is not None:
             self.write()
-
-    def _stop(self) -> None:
-        """End the process once all ranks of this machine have come as far."""
-        end = time.monotonic() + WAIT_S
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        (self.folder / f"{self.process}.stopped").touch()
-        while len(list(self.folder.glob("*.stopped"))) < ranks and time.monotonic() < end:
-            time.sleep(0.05)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
     def _is_idle_rank(self) -> bool:
         is_launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
