@@ -122,7 +122,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
     run(*pip, "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
     dependencies.mkdir()
-    for package in packages_here():
+    for package in _packages_here():
         link = dependencies / package.name
         if not package.name.startswith((*EXTRAS, *OWN)) and not link.is_symlink():
             link.symlink_to(package)
@@ -141,7 +141,7 @@ def _commit_as_somebody(folder: Path) -> None:
     run("git", *identity, "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=folder)
 
 
-def packages_here() -> Iterator[Path]:
+def _packages_here() -> Iterator[Path]:
     for folder in map(Path, sys.path):
         if folder.name in ("site-packages", "dist-packages"):
             yield from folder.iterdir()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.wheel.conftest import EXTRAS, Installed, packages_here, run
 from toolkit.cli import app
 from toolkit.shipped import ROOT
 
@@ -39,22 +38,7 @@ class Checkout:
         return done.stdout
 
 
-class Wheel:
-    """The same, each in a process of the installed package, with DeepSpeed beside it."""
-
-    def __init__(self, installed: Installed, folder: Path) -> None:
-        self.python = installed.environment / "bin" / "python"
-        self.train = (installed.environment / "bin" / "toolkit",)
-        self.path = str(folder)
-        for package in packages_here():
-            if package.name.startswith(EXTRAS):
-                (folder / package.name).symlink_to(package)
-
-    def toolkit(self, *words: str) -> str:
-        return run(*self.train, *words, cwd=Path.cwd())
-
-
-def launch(how: Checkout | Wheel, folder: Path, words: list[str], *, interrupt: bool) -> str:
+def launch(how: Checkout, folder: Path, words: list[str], *, interrupt: bool) -> str:
     """Run `toolkit train`; interrupted, it gets a person's Ctrl-C after some steps."""
     process = subprocess.Popen(
         list(map(str, [*how.train, *words])),
@@ -98,16 +82,7 @@ def test_the_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow(tmp_path, Checkout())
 
 
-@pytest.mark.long
-def test_the_story_from_an_installed_wheel(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    follow(tmp_path / "empty", Wheel(installed, tmp_path))
-
-
-def follow(folder: Path, how: Checkout | Wheel) -> None:
+def follow(folder: Path, how: Checkout) -> None:
     """Run the document's commands in order, and look at what they left."""
     (folder / "texts").mkdir()
     for number in range(40):
