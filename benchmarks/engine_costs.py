@@ -11,6 +11,7 @@ update are in neither pass.
 import csv
 import sys
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ from toolkit.program.step import write_step
 
 SHIPPED = Path(__file__).parent.parent / "toolkit" / "prediction" / "engines.csv"
 SOURCE = "benchmarks/results/cpu-engines"
-HEAD = ("device", "torch", "strategy", *EngineCosts._fields, "records", "source")
+COSTS = tuple(each.name for each in fields(EngineCosts))
+HEAD = ("device", "torch", "strategy", *COSTS, "records", "source")
 
 
 def engine_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -37,7 +39,7 @@ def engine_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         mine = [record for record, name in zip(good, named, strict=True) if name == strategy]
         costs = fit_engine(mine, [_both_passes_s(_base(record.case, good)) for record in mine])
         where = (processor(mine[0].environment), torch_release(mine[0].environment), strategy)
-        figures = (f"{figure:.4g}" for figure in costs)
+        figures = (f"{figure:.4g}" for figure in astuple(costs))
         table.append((*where, *figures, str(len(mine)), SOURCE))
     return table
 

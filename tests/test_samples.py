@@ -77,7 +77,7 @@ def check_words(*words: str) -> None:
         assert rest[:2] == ["launch", "--config_file"]
         named = [word for word in rest if "/" in word]
         assert all((ROOT / word).is_file() for word in named), named
-    elif program in ("pip", "sbatch") or program.startswith("launch/"):
+    elif program in ("pip", "sbatch", "docker", "kubectl") or program.startswith("launch/"):
         named = [word for word in (program, *rest) if word.startswith("launch/")]
         assert all((ROOT / word).is_file() for word in named), named
     else:

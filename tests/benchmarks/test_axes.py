@@ -61,7 +61,7 @@ def test_a_slip_is_a_sentence(tmp_path: Path, old: str, new: str, said: str) -> 
 
 
 def test_an_unknown_sweep_is_told_those_there_are() -> None:
-    there_are = "cpu-links, cpu-machines, cpu-mixtures, cpu-quick, cpu-reductions"
+    there_are = "cpu-demo, cpu-engines, cpu-links, cpu-machines"
     with pytest.raises(UsageError, match=rf"no sweep 'quick'; there are {there_are}"):
         load_sweep("quick")
 

@@ -8,9 +8,9 @@ of other shapes than any prediction is judged on, for one device and torch versi
 """
 
 import csv
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from toolkit.engines.strategies import Strategy
 from toolkit.model.sizes import ModelSizes
@@ -26,7 +26,8 @@ LIKE: dict[Strategy, Strategy] = {
 """Strategies whose hooks are another's."""
 
 
-class EngineCosts(NamedTuple):
+@dataclass(frozen=True)
+class EngineCosts:
     """Seconds of reducing and of gathering, per tensor and per byte of payload."""
 
     reduce_tensor_s: float
@@ -76,7 +77,7 @@ def _read() -> dict[tuple[str, str, str], EngineCosts]:
     with Path(__file__).with_name("engines.csv").open() as file:
         return {
             (row["device"], row["torch"], row["strategy"]): EngineCosts(
-                *(float(row[name]) for name in EngineCosts._fields)
+                **{each.name: float(row[each.name]) for each in fields(EngineCosts)}
             )
             for row in csv.DictReader(file)
         }
