@@ -21,7 +21,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not long" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-long: $(READY)
 	$(BIN)/pytest -m long

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 BEAT_S = 1.0
@@ -74,6 +74,7 @@ class Membership:
         self._beats: dict[str, tuple[int, float | None]] = {}
         self._earlier: set[Path] = set()
         self._left = Event()
+        self._renewal = Lock()
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -147,12 +148,13 @@ class Membership:
         self._beat += 1
         # Whoever left last may have taken it along just now.
         self.folder.mkdir(parents=True, exist_ok=True)
-        host = socket.gethostname()
-        member = Member(self.name, host, self._address, self._awaits, self._beat)
-        path = self._file(self.name)
+        path, host = self._file(self.name), socket.gethostname()
         partial = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(3)}")
-        partial.write_text(json.dumps(asdict(member)))
-        partial.replace(path)
+        # Else what the thread has begun to write could replace what is newer.
+        with self._renewal:
+            member = Member(self.name, host, self._address, self._awaits, self._beat)
+            partial.write_text(json.dumps(asdict(member)))
+            partial.replace(path)
 
     def _file(self, name: str) -> Path:
         return self.folder / f"machine_{name}.json"
