@@ -47,6 +47,7 @@ def stop_all(process: psutil.Popen, folder: Path, name: str) -> None:
     wait_until(lambda: [p.status() for p in left_over(folder, name)] == 4 * ["stopped"], limit_s=60)
 
 
+@pytest.mark.long
 def test_ctrl_z_stops_all_for_as_long_as_it_takes_and_fg_goes_on(folder: Path) -> None:
     """For longer than a hang and a collective may take; and the curve is as if nothing was."""
     name, whole = "paused", "whole"
