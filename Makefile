@@ -48,6 +48,7 @@ soak-machines: $(READY)
 # Releases that had a fault, each installed alone in front of this environment's packages, audited.
 MUSEUM := deepspeed==0.18.8 accelerate==1.10.1
 test-museum: $(READY)
+	$(BIN)/python -m pip install --editable ".[bench]"
 	set -e; for release in $(MUSEUM); do DS_BUILD_OPS=0 $(BIN)/python -m pip install --upgrade \
 		--no-deps --no-build-isolation --target .venv/museum/$$release/site-packages $$release; done
 	$(BIN)/pytest -m long tests/audit

@@ -6,6 +6,7 @@ A fault's file is named after its finding; what follows `__` is the library or t
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,31 @@ CLEAN = sorted((HERE / "clean").glob("*.py"))
 RELEASES = sorted((HERE / "releases").glob("*.py"))
 
 
+def imports(script: Path, *names: str) -> bool:
+    lines = [line for line in script.read_text().splitlines() if "import " in line]
+    return any(name in line for line in lines for name in names)
+
+
 def is_heavy(script: Path) -> bool:
     """Whether it imports a library that takes seconds."""
-    imports = [line for line in script.read_text().splitlines() if "import " in line]
-    return any(name in line for line in imports for name in HEAVY)
+    return imports(script, *HEAVY)
+
+
+def can_run(script: Path) -> bool:
+    return find_spec("lightning") is not None or not imports(script, "lightning")
 
 
 def marked(scripts: list[Path]) -> list[object]:
+    without = pytest.mark.skip(reason="lightning is installed by `make test-museum`")
     return [
-        pytest.param(script, id=script.stem, marks=[pytest.mark.long] if is_heavy(script) else [])
+        pytest.param(
+            script,
+            id=script.stem,
+            marks=[
+                *([pytest.mark.long] if is_heavy(script) else []),
+                *([] if can_run(script) else [without]),
+            ],
+        )
         for script in scripts
     ]
 
@@ -55,7 +72,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
 
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    scripts = [script for script in FAULTS + CLEAN if is_heavy(script)]
+    scripts = [script for script in FAULTS + CLEAN if is_heavy(script) and can_run(script)]
     return watch_all(tmp_path_factory.mktemp("heavy"), scripts)
 
 
