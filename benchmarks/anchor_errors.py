@@ -17,15 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.published import Published
 from toolkit.model.sizes import ModelSizes
 from toolkit.prediction.anchor import anchor
 from toolkit.prediction.costs import Costs
 from toolkit.prediction.devices import DeviceSpeed, find_speed
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import predict
-from toolkit.program.events import Program
 from toolkit.program.settings import StepSettings
-from toolkit.program.step import write_step
 
 PER_MACHINE = 8
 BIGGEST_TIED = 3e9
@@ -35,10 +34,8 @@ HEAD = ("method", "source", "GPU", "rows", "mape, first row", "mape, any row", "
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Published):
     """A published row and the step that stands for it."""
-
-    row: dict[str, str]
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -54,9 +51,6 @@ class Row:
     def costs(self) -> Costs:
         """Costs of the same chip, before any anchor."""
         return self.speed.costs(self.speed.nearest_use.middle)
-
-    def _int(self, name: str) -> int:
-        return int(self.row[name])
 
     @cached_property
     def settings(self) -> StepSettings:
@@ -74,18 +68,9 @@ class Row:
             ),
             strategy=strategy,  # type: ignore[arg-type]
             accumulation="replicated" if strategy == "ddp" else "sharded",
-            world_size=gpus,
             replicas=gpus // PER_MACHINE if strategy == "hsdp" else 1,
-            micro_batch_size=self._int("micro_batch"),
-            seq_len=self._int("seq"),
-            grad_accum_steps=self._int("grad_accum"),
-            activation_checkpointing=self.row["activation_checkpointing"] == "full",
+            **self.batch,
         )
-
-    @cached_property
-    def program(self) -> Program:
-        """The step's events."""
-        return write_step(self.settings)
 
     @property
     def network(self) -> RingNetwork:
@@ -93,13 +78,6 @@ class Row:
         stated = self.row["between_gbit"]
         between = 1e9 / 8 * float(stated) if stated else None
         return RingNetwork(self.settings, PER_MACHINE, self.speed.link_bytes_per_s, between)
-
-    @property
-    def step_s(self) -> float:
-        """Published seconds of a step."""
-        step = self.settings
-        tokens = step.micro_batch_size * step.seq_len * step.grad_accum_steps
-        return tokens / float(self.row["tokens_per_s_per_gpu"])
 
     @property
     def model_flops(self) -> float:

@@ -19,14 +19,13 @@ from scipy.optimize import nnls
 
 from benchmarks.anchor_errors import anchor_error_rows, read_rows
 from benchmarks.own_errors import pair_rows, read_sweeps, regret_rows
+from benchmarks.published import Published
 from toolkit.model.sizes import ModelSizes
 from toolkit.prediction.costs import Costs, amounts_of
 from toolkit.prediction.devices import DeviceSpeed, Shares, find_speed, measured_use
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import predict
-from toolkit.program.events import Program
 from toolkit.program.settings import StepSettings
-from toolkit.program.step import write_step
 
 _HERE = Path(__file__).parent
 MACHINE_LINK = {"A100-40": 200e9, "H100-80": 400e9}
@@ -36,10 +35,8 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Example:
+class Example(Published):
     """A published row and the step that stands for it."""
-
-    row: dict[str, str]
 
     @property
     def gpu(self) -> str:
@@ -50,9 +47,6 @@ class Example:
     def speed(self) -> DeviceSpeed:
         """What is known of the GPU."""
         return find_speed(self.gpu)
-
-    def _int(self, name: str) -> int:
-        return int(self.row[name])
 
     @cached_property
     def settings(self) -> StepSettings:
@@ -68,24 +62,8 @@ class Example:
             sizes=sizes,
             strategy="fsdp2",
             accumulation="sharded",
-            world_size=self._int("n_gpus"),
-            micro_batch_size=self._int("micro_batch"),
-            seq_len=self._int("seq"),
-            grad_accum_steps=self._int("grad_accum"),
-            activation_checkpointing=self.row["activation_checkpointing"] == "full",
+            **self.batch,
         )
-
-    @cached_property
-    def program(self) -> Program:
-        """The step's events."""
-        return write_step(self.settings)
-
-    @cached_property
-    def step_s(self) -> float:
-        """Published seconds of a step."""
-        step = self.settings
-        tokens = step.micro_batch_size * step.seq_len * step.grad_accum_steps
-        return tokens / float(self.row["tokens_per_s_per_gpu"])
 
     @property
     def network(self) -> RingNetwork:
