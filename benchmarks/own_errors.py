@@ -24,7 +24,14 @@ from toolkit.program.readers.seconds import read_seconds, run_clocks
 from toolkit.program.step import write_step
 
 RESULTS = Path(__file__).with_name("results")
-SWEEPS = ("cpu-quick", "cpu-links", "cpu-links-alone", "cpu-mixtures", "cpu-reductions")
+SWEEPS = (
+    "cpu-quick",
+    "cpu-demo",
+    "cpu-links",
+    "cpu-links-alone",
+    "cpu-mixtures",
+    "cpu-reductions",
+)
 PROFILED = "fp32"
 DIFFER = 0.05
 """From which on the faster mode counts as faster."""
