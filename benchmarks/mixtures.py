@@ -9,7 +9,7 @@ profiles of another folder, with the computation of one of the cases.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -32,7 +32,7 @@ NEAR, MUCH = 1.02, 1.03
 
 
 class Budgeted(NamedTuple):
-    """What the least sending point that fits a peak takes: of the fastest, and of the best mode."""
+    """What a rule's point that fits a peak takes: of the fastest, and of the better mode."""
 
     of_fastest: float
     of_mode: float | None
@@ -50,7 +50,7 @@ def main(
     cases = [Measured(case, tuple(records)) for case, records in measured.items()]
     predicted = predicted_by(profiles, cases) if profiles else {}
     lines = [f"# {folder.name}", "", recommend(measured), "", *describe(measured), ""]
-    lines += [*check_choice(measured), *check_predictions(measured, predicted)]
+    lines += [*check_choice(measured, predicted), *check_predictions(measured, predicted)]
     text = "\n".join([*lines, *table(measured, predicted)])
     (folder / "mixtures.md").write_text(text + "\n")
     draw(measured, predicted, folder / PICTURE)
@@ -100,16 +100,33 @@ def describe(measured: Mapping[Case, list[Record]]) -> list[str]:
     ]
 
 
-def check_choice(measured: Mapping[Case, list[Record]]) -> list[str]:
-    """Return how good the rule of `accumulation: auto` is among the measured points.
+def check_choice(
+    measured: Mapping[Case, list[Record]], predicted: Mapping[Case, float]
+) -> list[str]:
+    """Return how good the rules of `accumulation: auto` are among the measured points.
 
     Each measured peak of a setting of at least four points is a budget, and each of its points that
     fits a candidate.
     """
+    settings = [cases for cases in _settings(measured).values() if len(cases) > 3]
+    known = [cases for cases in settings if predicted.keys() >= set(cases)]
+    return [
+        *_check_rule("sends least", "is not known", settings, measured, _sent),
+        *_check_rule("is predicted to be fastest", "is", known, measured, lambda c: predicted[c]),
+    ]
+
+
+def _check_rule(
+    what: str,
+    where: str,
+    settings: Sequence[Sequence[Case]],
+    measured: Mapping[Case, list[Record]],
+    cost: Callable[[Case], float],
+) -> list[str]:
+    """Return how near the fastest what costs least is, over the budgets of all settings."""
     found = [
-        _budgeted(cases, measured, limit)
-        for cases in _settings(measured).values()
-        if len(cases) > 3
+        _budgeted(cases, measured, limit, cost)
+        for cases in settings
         for limit in sorted({peak(measured[case]) for case in cases})
     ]
     if not found:
@@ -117,12 +134,16 @@ def check_choice(measured: Mapping[Case, list[Record]]) -> list[str]:
     near = sum(each.of_fastest <= NEAR for each in found)
     slower = sum((each.of_mode or 0) > MUCH for each in found)
     return [
-        f"What sends least of all that fits is what `accumulation: auto` takes where no speed is "
-        f"known. In {near} of {len(found)} budgets (each measured peak of a setting, its measured "
-        f"points as candidates) it took at most 2 % longer than the fastest, in {slower} more than "
-        "3 % longer than the better mode that fits.",
+        f"Of all that fits, `accumulation: auto` takes what {what} where the machine's speed "
+        f"{where}. In {near} of {len(found)} budgets (each measured peak of a setting, its "
+        f"measured points as candidates) it took at most 2 % longer than the fastest, in {slower} "
+        "more than 3 % longer than the better mode that fits.",
         "",
     ]
+
+
+def _sent(case: Case) -> float:
+    return sent_bytes(write_step(settings_of(case, "cpu")))
 
 
 def _settings(measured: Mapping[Case, list[Record]]) -> dict[str, list[Case]]:
@@ -133,10 +154,14 @@ def _settings(measured: Mapping[Case, list[Record]]) -> dict[str, list[Case]]:
     return found
 
 
-def _budgeted(cases: Sequence[Case], measured: Mapping[Case, list[Record]], limit: int) -> Budgeted:
+def _budgeted(
+    cases: Sequence[Case],
+    measured: Mapping[Case, list[Record]],
+    limit: int,
+    cost: Callable[[Case], float],
+) -> Budgeted:
     fitting = [case for case in cases if peak(measured[case]) <= limit]
-    taken = min(fitting, key=lambda case: sent_bytes(write_step(settings_of(case, "cpu"))))
-    took = seconds(measured[taken])
+    took = seconds(measured[min(fitting, key=cost)])
     modes = [seconds(measured[case]) for case in fitting if isinstance(case.accumulation, str)]
     fastest = min(seconds(measured[case]) for case in fitting)
     return Budgeted(took / fastest, took / min(modes) if modes else None)

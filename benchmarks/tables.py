@@ -41,6 +41,11 @@ class Table(NamedTuple):
     words: int
     rows: Sequence[Mapping[str, str]]
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that hold something in at least one row."""
+        return [name for name in self.rows[0] if any(row[name] != NOTHING for row in self.rows)]
+
 
 def prediction_table(pairs: Sequence[Pair]) -> Table:
     """Return measured and predicted ratios, pair by pair."""
@@ -60,7 +65,7 @@ def prediction_table(pairs: Sequence[Pair]) -> Table:
         }
         for pair in pairs
     ]
-    return Table("Sharded by replicated step time: prediction beside measurement", 2, rows)
+    return Table("Sharded by replicated step time", 2, rows)
 
 
 def crossing_table(groups: Sequence[Sequence[Pair]]) -> Table:

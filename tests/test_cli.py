@@ -99,6 +99,7 @@ def test_the_version_is_printed(toolkit_program: Ran) -> None:
         (["trian"], "no such command 'trian'. Did you mean 'train'?"),
         (["generate"], "missing argument 'RUN'."),
         (["generate", "a", "--tokens", "0"], "invalid value for '--tokens': Input should be "),
+        (["plot", "a", "--by", "day"], "invalid value for '--by': 'day' is not one of 'step', "),
         (["runs", "--nope"], "no such option: --nope"),
         (["data", "prepare", "a", "--out"], "option '--out' requires an argument."),
     ],

@@ -31,6 +31,7 @@ class Checkout:
     python: Path | str = sys.executable
     train: tuple[Path | str, ...] = (sys.executable, "-m", "toolkit")
     path = str(ROOT)
+    limit = 240  # seconds for each start of training
 
     def toolkit(self, *words: str) -> str:
         done = CliRunner().invoke(app, words, catch_exceptions=False)
@@ -57,9 +58,9 @@ def launch(how: Checkout, folder: Path, words: list[str], *, interrupt: bool) ->
     )
     try:
         if interrupt:
-            wait_for_steps(folder / "runs" / "my" / "metrics.jsonl", 4)
+            wait_for_steps(folder / "runs" / "my" / "metrics.jsonl", 4, how.limit)
             os.killpg(process.pid, signal.SIGINT)
-        printed, remarks = process.communicate(timeout=240)
+        printed, remarks = process.communicate(timeout=how.limit)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -70,8 +71,8 @@ def launch(how: Checkout, folder: Path, words: list[str], *, interrupt: bool) ->
     return printed
 
 
-def wait_for_steps(metrics: Path, count: int) -> None:
-    until = time.monotonic() + 240
+def wait_for_steps(metrics: Path, count: int, limit: float) -> None:
+    until = time.monotonic() + limit
     while not metrics.exists() or metrics.read_text().count('"train"') < count:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -88,6 +88,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except _WrongWords as error:
         if sentence := error.format_message():  # there is none beside the help of a group
+            # Typer has a choice judged by pydantic, which puts its own class in front.
+            sentence = sentence.replace(": Value error, ", ": ")
             typer.echo(f"error: {sentence[0].lower()}{sentence[1:]}", err=True)
         sys.exit(error.exit_code)
 

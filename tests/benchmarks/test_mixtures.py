@@ -21,16 +21,28 @@ def points(*seconds: float) -> dict[Case, list[Record]]:
 
 
 def test_where_what_sends_less_is_faster_the_choice_is_always_right() -> None:
-    [sentence, _] = check_choice(points(4.0, 3.0, 2.0, 3.5))
+    [sentence, _] = check_choice(points(4.0, 3.0, 2.0, 3.5), {})
     assert "In 4 of 4 budgets" in sentence
     assert "in 0 more than 3 %" in sentence
 
 
 def test_where_it_is_slower_the_choice_is_counted_as_wrong() -> None:
     """Kept parameters, which send least, are slow: wrong for both budgets that they fit."""
-    [sentence, _] = check_choice(points(4.0, 3.0, 9.0, 3.5))
+    [sentence, _] = check_choice(points(4.0, 3.0, 9.0, 3.5), {})
     assert "In 2 of 4 budgets" in sentence
     assert "in 2 more than 3 %" in sentence
+
+
+def test_where_all_of_a_setting_is_predicted_the_choice_by_seconds_is_judged_too() -> None:
+    measured = points(4.0, 3.0, 9.0, 3.5)
+    right = dict(zip(measured, (4.1, 3.1, 8.0, 3.6), strict=True))
+    sentence = check_choice(measured, right)[2]
+    assert "predicted to be fastest" in sentence
+    assert "In 4 of 4 budgets" in sentence
+    wrong = dict(zip(measured, (4.1, 3.1, 1.0, 3.6), strict=True))
+    assert "In 2 of 4 budgets" in check_choice(measured, wrong)[2]
+    partly = dict(list(right.items())[:3])
+    assert len(check_choice(measured, partly)) == 2
 
 
 def test_predictions_are_counted_by_link() -> None:

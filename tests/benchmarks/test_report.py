@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.comparison import pairs_of
+from benchmarks.measured import measured_cases
 from benchmarks.record import append_record
 from benchmarks.report import POLICY, main
+from benchmarks.tables import cases_table, prediction_table
 from tests.benchmarks.plausible import case, profile, record, unmeasured
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -42,6 +45,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def html(folders: tuple[Path, Path]) -> str:
     return (folders[1] / "report.html").read_text()
+
+
+def test_columns_for_predictions_are_shown_where_there_are_any() -> None:
+    modes = [case("ddp", mode, link_mbit_per_s=100) for mode in ("replicated", "sharded")]
+    cases = measured_cases([record(of) for of in modes])
+    predicted = {of: 1.0 for of in modes}
+    names = {"predicted", "predicted, ms", "error", "named right"}
+    for seconds, shown in ((predicted, names), ({}, set())):
+        tables = [prediction_table(pairs_of(cases, seconds)), cases_table(cases, seconds)]
+        columns = {name for table in tables for name in table.columns}
+        assert columns & names == shown
+        assert {"measured", "step, ms"} <= columns
 
 
 def test_no_records_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,17 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.prediction.test_profiled import machine
 from toolkit.config import RunConfig, load_run_config
 from toolkit.engines.launched import read_launch
 from toolkit.engines.mixture import AUTO, ROOT, Mixture
 from toolkit.engines.strategies import Strategy
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import find_gpu
+from toolkit.prediction.calibration import keep_profile
 from toolkit.program.settings import settings_of_run
 from toolkit.training import budget
 from toolkit.training.budget import spend_budget
 
 UNITS = (ROOT, *range(12))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def config(*overrides: str) -> RunConfig:
@@ -48,7 +56,25 @@ def test_on_a_host_with_memory_enough_all_is_held_and_the_sentence_has_no_time(
     assert found.accumulation == Mixture(hold=UNITS, keep=UNITS)
     assert sentence.startswith("accumulation: auto is hold root, 0, 1")
     assert "at its peak (sharded " in sentence
-    assert "not predicted on this machine" in sentence
+    assert "not predicted: no calibration covers" in sentence
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert "toolkit plan --here --gpus 8 measures it" in settled(config("accumulation=auto"))[1]
+
+
+def test_on_a_measured_cpu_the_time_of_a_step_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_device", lambda: (None, lambda peak: True))
+    monkeypatch.setattr(budget, "cpu_name", lambda: "AMD EPYC")
+    monkeypatch.setattr(budget, "version", lambda package: "2.13.0+cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    found = machine(1.0)
+    versions = {"torch": "2.13.0+cpu"}
+    environment = found.environment.model_copy(update={"cpu": "AMD EPYC", "versions": versions})
+    keep_profile(found.model_copy(update={"environment": environment}))
+    for strategy in ("fsdp2", "ddp", "zero2"):
+        run = config("accumulation=auto", "precision=fp32")
+        assert " ms predicted per step" in settled(run, strategy, world_size=2)[1]
+    _, in_bf16 = settled(config("accumulation=auto"), world_size=2)
+    assert "not predicted: AMD EPYC, torch 2.13.0 was measured in fp32, not bf16" in in_bf16
 
 
 def test_on_a_known_gpu_the_time_of_a_step_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""What trackers are called with: Accelerate's own tracker of W&B, with a stub of the service."""
+"""What trackers are called with, W&B's on a stub of the service; and TensorBoard's own files."""
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,32 @@ def test_they_are_finished_however_the_run_ends(
     assert worker.main(words, [Ends(ending)]) == code
     assert service.values["train/step"] == 1
     assert service.finished == 1
+
+
+@pytest.mark.usefixtures("fresh_accelerate", "unlaunched")
+def test_tensorboard_reads_back_what_training_wrote(run_file: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    overrides = ["training.trackers=[tensorboard]", "training.eval_every=2"]
+    overrides += ["training.sample_tokens=4", "model.vocab_size=50257"]
+    assert worker.main(["--config", str(run_file), "run_name=seen", *overrides]) == 0
+    (events,) = (run_file.parent / "runs" / "seen").rglob("events.out.tfevents.*.0")
+    read = EventAccumulator(str(events.parent)).Reload()
+    folder = run_file.parent / "runs" / "seen"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    for kind, key in (("train", "loss"), ("train", "grad_norm"), ("eval", "loss")):
+        own = {record["step"]: record[key] for record in records if record["kind"] == kind}
+        shown = {event.step: event.value for event in read.Scalars(f"{kind}/{key}")}
+        assert shown == pytest.approx(own, rel=1e-6)
+        assert own
+    texts = {
+        event.step: make_ndarray(event.tensor_proto).item().decode()
+        for event in read.Tensors("sample/text_summary")
+    }
+    assert texts == {r["step"]: r["text"] for r in records if r["kind"] == "sample"}
+    assert list(texts) == [2, 4]
 
 
 def test_names_are_given_to_trackers_that_there_are() -> None:

@@ -40,7 +40,7 @@ def run_unchecked(
         env=environment | settings,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
 
@@ -122,12 +122,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
     run(*pip, "install", "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
     dependencies.mkdir()
-    for package in _packages_here():
+    for package in packages_here():
         link = dependencies / package.name
         if not package.name.startswith((*EXTRAS, *OWN)) and not link.is_symlink():
             link.symlink_to(package)
     (own,) = environment.glob("lib/python*/site-packages")
-    (own / "dependencies.pth").write_text(str(dependencies))
+    # With the files that an environment runs at its start, setuptools' for distutils among them.
+    start = f"import site; site.addsitedir({str(dependencies)!r})"
+    (own / "dependencies.pth").write_text(start)
     _write_run(elsewhere)
     if shutil.which("git"):
         _commit_as_somebody(folder)
@@ -141,7 +143,7 @@ def _commit_as_somebody(folder: Path) -> None:
     run("git", *identity, "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=folder)
 
 
-def _packages_here() -> Iterator[Path]:
+def packages_here() -> Iterator[Path]:
     for folder in map(Path, sys.path):
         if folder.name in ("site-packages", "dist-packages"):
             yield from folder.iterdir()

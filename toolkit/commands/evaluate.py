@@ -134,7 +134,7 @@ def _accuracy(trained: "Trained", task: str, file: Path, ranks: "Ranks", *, as_j
 def _accuracy_line(found: "Accuracy") -> str:
     return (
         f"{found.style:<9} | acc {found.acc:.4f} | acc_norm {found.acc_norm:.4f} (per "
-        f"{found.per}) | {found.questions:,} questions"
+        f"{found.per}) | {found.questions:,} question{'s' if found.questions != 1 else ''}"
     )
 
 

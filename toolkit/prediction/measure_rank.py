@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from toolkit.engines.exchange import Exchange
 from toolkit.engines.traffic import EngineKind
 from toolkit.launch.ownership import follow
 from toolkit.prediction.machine_profile import KINDS
@@ -125,12 +126,15 @@ def amid_computation(call: Callable[[], object], count: int) -> list[list[float]
 
 def build_call(kind: EngineKind, size: int, device: torch.device) -> Callable[[], object]:
     """Return a collective on fp32 tensors, by the calls that engines make."""
-    whole = torch.zeros(size // 4, device=device)
-    part = torch.zeros(size // 4 // dist.get_world_size(), device=device)
+    ranks, group = dist.get_world_size(), dist.group.WORLD
+    assert group is not None
+    part = torch.zeros(size // 4 // ranks, device=device)
+    whole = torch.zeros(ranks * part.numel(), device=device)
+    exchange = Exchange(whole.numel(), whole.dtype)
     calls: dict[EngineKind, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+        "all_to_all": lambda: exchange(part, whole, group, dist.ReduceOp.SUM),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
     }
     return calls[kind]

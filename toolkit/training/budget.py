@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched
@@ -10,7 +11,9 @@ from toolkit.engines.mixture import Budget
 from toolkit.engines.strategies import FSDP2_STRATEGIES
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import Gpu, find_gpu, with_unit
+from toolkit.prediction.calibration import Here, NotCalibrated, find_calibration
 from toolkit.prediction.devices import find_speed, widest_use
+from toolkit.prediction.measure import cpu_name
 from toolkit.prediction.network import RingNetwork
 from toolkit.prediction.step_time import predict
 from toolkit.program.budget import Clock, choose
@@ -37,13 +40,16 @@ def spend_budget(config: RunConfig, launched: Launched) -> tuple[RunConfig, list
         device="cuda" if gpu else "cpu",
         accumulation="replicated" if asked.bytes is None else None,
     )
-    clock = _clock(gpu, launched.world_size)
+    clock, unknown = None, ""
+    try:
+        clock = _find_clock(settings, gpu)
+    except NotCalibrated as missing:
+        unknown = f"; the time of a step is not predicted: {missing}"
     if asked.bytes is None:
         settings = replace(settings, accumulation=choose(settings, holds, clock))
     settled = config.model_copy(update={"accumulation": settings.accumulation})
-    return settled, [
-        f"accumulation: {asked} is {settings.accumulation}: {_bought(settings, clock)}"
-    ]
+    bought = _bought(settings, clock)
+    return settled, [f"accumulation: {asked} is {settings.accumulation}: {bought}{unknown}"]
 
 
 def _bought(settings: StepSettings, clock: Clock | None) -> str:
@@ -59,12 +65,10 @@ def _bought(settings: StepSettings, clock: Clock | None) -> str:
     }
     if clock is not None:
         figures["predicted per step"] = lambda name: f"{1e3 * clock(steps[name]):.4g} ms"
-    words = [
+    return ", ".join(
         f"{figure('')} {what}" + "".join(name.format(figure(name)) for name in steps if name)
         for what, figure in figures.items()
-    ]
-    unknown = "" if clock else "; the time of a step is not predicted on this machine"
-    return ", ".join(words) + unknown
+    )
 
 
 def _device() -> tuple[Gpu | None, Callable[[int], bool]]:
@@ -89,19 +93,26 @@ def _device() -> tuple[Gpu | None, Callable[[int], bool]]:
     return gpu, gpu.holds
 
 
-def _clock(gpu: Gpu | None, world_size: int) -> Clock | None:
-    """Return what predicts a step, or None: not for a GPU without a known speed, nor for ranks on
-    several machines, whose links are not known."""
-    if gpu is None or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < world_size:
-        return None
+def _find_clock(settings: StepSettings, gpu: Gpu | None) -> Clock:
+    """Return what predicts a step with any accumulation, on a CPU where it was measured.
+
+    Raises:
+        NotCalibrated: nothing does; the message says what is missing.
+    """
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if gpu is None:
+        calibration = find_calibration(settings, Here(cpu_name(), version("torch"), per_machine))
+        return lambda step: calibration.predict(write_step(step)).step_s
+    if per_machine < settings.world_size:
+        raise NotCalibrated("no calibration covers links between machines")
     try:
         speed = find_speed(gpu.name)
     except UsageError:
-        return None
+        raise NotCalibrated(f"the speed of {gpu.name} is not known") from None
     costs = speed.costs((speed.use or widest_use()).middle)
 
-    def seconds(settings: StepSettings) -> float:
-        network = RingNetwork(settings, world_size, speed.link_bytes_per_s, None)
-        return predict(write_step(settings), costs, network).step_s
+    def seconds(step: StepSettings) -> float:
+        network = RingNetwork(step, step.world_size, speed.link_bytes_per_s, None)
+        return predict(write_step(step), costs, network).step_s
 
     return seconds
