@@ -19,9 +19,9 @@ from toolkit.rehearse.machines import Machines, Plan, machines
 from toolkit.training.metrics import read_metrics
 
 KILLS = int(os.environ.get("KILLS", "3"))
-PER_RUN = 5
+PER_RUN = 10
 STEPS = 300
-WITHIN_S = 4.0
+WITHIN_S = 2.0
 START_S, TIMEOUT_S, AFTER_S = 300.0, 8.0, 30.0
 
 pytestmark = [
@@ -107,10 +107,10 @@ def test_every_kill_of_a_machine_is_survived_bit_for_bit(
     expected = straight.curve()
     for number in range(min(PER_RUN, KILLS - seed * PER_RUN)):
         codes = run.start(number, draw)
-        # The one that is killed has the signal's; a run may be over before.
-        assert set(codes) <= {4, 75, -9, 0}, (
-            run.printed / str(number) / "machine0/log"
-        ).read_text()
+        # The one that is killed has the signal's.
+        printed = (run.printed / str(number) / "machine0/log").read_text()
+        assert -9 in codes, (codes, printed)
+        assert set(codes) <= {4, 75, -9}, (codes, printed)
         assert run.curve() == expected[: len(run.curve())]
         run.checkpoint()
         survived.append(codes)
