@@ -1,6 +1,7 @@
 """Every shipped configuration loads, is commented, and goes with every other one."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_a_script_takes_paths_as_the_folder_it_is_called_from_has_them(script, t
     assert line[line.index("--config_file") + 1] == str(CONFIGS / "accelerate" / "ddp.yaml")
     own = programs.run(root / "launch" / script, **settings)
     assert Path(own[-1]) in RUNS
+
+
+def test_the_environment_of_a_checkout_is_found_without_a_login_shell(tmp_path):
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    shutil.copytree(CONFIGS.parent / "launch", tmp_path / "launch")
+    (tmp_path / ".venv").mkdir()
+    Programs(tmp_path / ".venv")
+    environment = {**NODES, "STRATEGY": "ddp", "PATH": "/usr/bin:/bin", "CALLS": "/dev/stdout"}
+    command = ["bash", str(tmp_path / "launch" / "several_nodes.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("python -m toolkit.launch.launcher launch ")
 
 
 def test_there_is_a_run_for_each_size_and_a_demo():

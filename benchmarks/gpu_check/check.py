@@ -1,9 +1,7 @@
 """The stages in their order, and the record that grows with every row."""
 
 import json
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -15,6 +13,7 @@ from benchmarks.gpu_check.page import write_page
 from benchmarks.gpu_check.scale import Scale
 from benchmarks.machine import describe_environment
 from toolkit.errors import ToolkitError
+from toolkit.launch.temporary import temporary_folder
 
 Stage = Callable[[Scale, Path], Iterator[dict[str, Any]]]
 STAGES: dict[str, Stage] = {
@@ -53,12 +52,9 @@ class Check:
     def run(self, names: Sequence[str]) -> int:
         """Run stages by name; return 1 if anything is not as claimed, else 0."""
         started = time.monotonic()
-        work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
-        try:
+        with temporary_folder("gpu-check-") as work:
             for name in names:
                 self._stage(name, work, started)
-        finally:
-            shutil.rmtree(work)
         return int(any("problem" in row for rows in self._rows() for row in rows))
 
     def _rows(self) -> list[list[dict[str, Any]]]:

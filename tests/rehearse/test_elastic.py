@@ -1,5 +1,6 @@
 """Machines that come and go, each in a namespace: the curve stays that of one process."""
 
+import os
 import re
 import shutil
 import signal
@@ -9,19 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from tests.rehearse.test_rehearsals import NO_LINKS, traces
-from toolkit.checkpoint.peer_copy import MEMORY
+from tests.data.shard_files import write_llmc
+from tests.rehearse import recorded_job, recorded_toolkit
+from tests.rehearse.test_rehearsals import NO_LINKS, ROOT, traces
+from tests.rehearse.trained import Trained, trained
+from toolkit.checkpoint.copies import folder_of
 from toolkit.launch.links import Link, linked
 from toolkit.launch.processes import Processes, processes
 from toolkit.rehearse.machines import NAMED
 from toolkit.training.metrics import read_metrics
 
+TOOLKIT = (sys.executable, recorded_toolkit.__file__)
 STEPS = 160
+SEQ_LEN = 32
+PER_STEP = 24
 PATIENCE_S = 240.0
 ROUND_S = 60.0
 """Until the others begin another round: 10 to notice that one is lost, 3 for more to come, and the
@@ -37,9 +44,15 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def elastic_file(run_file: Path) -> Path:
-    """24 sequences a step, which 1, 2, 3 and 4 ranks can share; some seven steps a second."""
+    """24 sequences a step, which 1, 2, 3 and 4 ranks can share; some seven steps a second.
+
+    No two sequences are the same, so that what a rank was given says which they were.
+    """
     run = yaml.safe_load(run_file.read_text())
-    run["batch"]["tokens_per_step"] = 24 * 32
+    words = np.random.default_rng(0).integers(512, size=5000)
+    write_llmc(run_file.with_name("elastic") / "shard_000000.bin", words)
+    run["data"]["train"] = str(run_file.with_name("elastic"))
+    run["batch"]["tokens_per_step"] = PER_STEP * SEQ_LEN
     run["optimizer"]["lr"] = 3e-4
     run["training"] = {"steps": STEPS, "checkpoint_every": 5, "timeout_s": 60}
     path = run_file.with_name("elastic.yaml")
@@ -58,11 +71,15 @@ class Run:
     def come(self, machine: int, *, machines: str = "1:4") -> None:
         """Start a machine, anew where it has gone."""
         words = [*NAMED, f"machine{machine}"]
-        words += [sys.executable, "-m", "toolkit", "train", "--machines", machines]
+        words += [*TOOLKIT, "train", "--machines", machines]
         words += ["--address", f"10.77.0.{machine + 1}", *self.words]
         place = self.folder / f"machine{machine}-{time.time_ns()}"
         (place / "tmp").mkdir(parents=True)
-        environment = {"GLOO_SOCKET_IFNAME": self.link.interface, "TMPDIR": str(place / "tmp")}
+        environment = {
+            "GLOO_SOCKET_IFNAME": self.link.interface,
+            "TMPDIR": str(place / "tmp"),
+            recorded_job.FOLDER: str(batches_folder(self.folder)),
+        }
         group = processes(
             [self.link.command(machine, words)], folder=place, environment=environment
         )
@@ -117,18 +134,29 @@ def words_of(elastic_file: Path, strategy: str) -> list[str]:
     return ["--strategy", strategy, "--config", str(elastic_file)]
 
 
+def batches_folder(folder: Path) -> Path:
+    found = folder / "batches"
+    found.mkdir(exist_ok=True)
+    return found
+
+
 @pytest.fixture(scope="module")
-def alone(elastic_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The steps of one process."""
+def alone(elastic_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The run of one process, which takes every sequence once per epoch."""
     folder = tmp_path_factory.mktemp("alone")
     words = [*words_of(elastic_file, "single"), f"output_dir={folder}", "run_name=run"]
-    subprocess.run([sys.executable, "-m", "toolkit", "train", *words], check=True)
-    return read_metrics(folder / "run" / "metrics.jsonl")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        recorded_job.FOLDER: str(batches_folder(folder)),
+    }
+    subprocess.run([*TOOLKIT, "train", *words], env=environment, check=True)
+    return trained(folder, elastic_file)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
 def test_four_three_two_and_four_machines_are_one_run(
-    elastic_file: Path, tmp_path: Path, alone: list[dict[str, Any]], strategy: str
+    elastic_file: Path, tmp_path: Path, alone: Trained, strategy: str
 ) -> None:
     """The third goes by a kill, the second asked to, and both come back."""
     before = traces()
@@ -152,21 +180,28 @@ def test_four_three_two_and_four_machines_are_one_run(
         run.await_round(4)
         assert max(run.curve()) < STEPS
         assert set(run.codes().values()) == {0}
-        found = read_metrics(run.folder / "run" / "metrics.jsonl")
         assert not (run.folder / "run" / "machines").exists()
-    assert_same_curve(found, alone)
+    assert_same_run(trained(tmp_path, elastic_file), alone)
     assert traces() == before
 
 
-def assert_same_curve(found: list[dict[str, Any]], alone: list[dict[str, Any]]) -> None:
-    assert [record["step"] for record in found] == list(range(1, STEPS + 1))
-    for record, expected in zip(found, alone, strict=True):
+def assert_same_run(found: Trained, alone: Trained) -> None:
+    """The curve of one process, every step from the same sequences, each of them once per epoch."""
+    assert [record["step"] for record in found.steps] == list(range(1, STEPS + 1))
+    for record, expected in zip(found.steps, alone.steps, strict=True):
         for key in ("loss", "lr", "tokens"):
             assert record[key] == pytest.approx(expected[key], rel=1e-5), (key, record["step"])
+    assert found.batches == alone.batches
+    assert all(ids == alone.batches[step - 1] for step, ids in found.repeated)
+    taken = [number for batch in found.batches for number in batch]
+    count = max(taken) + 1
+    epochs = [taken[first : first + count] for first in range(0, len(taken) - count + 1, count)]
+    assert len(epochs) > 1
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
 
 
 def test_a_lost_machine_costs_no_more_than_the_steps_since_the_last_copy(
-    elastic_file: Path, tmp_path: Path, alone: list[dict[str, Any]]
+    elastic_file: Path, tmp_path: Path, alone: Trained
 ) -> None:
     """Nothing is on the disk, and its memory is lost as well."""
     keys = ("training.checkpoint_every=0", "training.peer_copy_every=5")
@@ -175,7 +210,7 @@ def test_a_lost_machine_costs_no_more_than_the_steps_since_the_last_copy(
             run.come(machine)
         run.await_round(3)
         run.await_step(12)
-        copies = MEMORY / f"scaling-toolkit-{(run.folder / 'run' / '.copies').read_text()}"
+        copies = folder_of((run.folder / "run" / ".copies").read_text())
         run.link.kill(1)
         shutil.rmtree(copies / "machine1-0")
         run.await_round(2)
@@ -186,7 +221,7 @@ def test_a_lost_machine_costs_no_more_than_the_steps_since_the_last_copy(
         assert set(run.codes().values()) == {0}
         assert not copies.exists()
         print(*re.findall("peer copy .*", "".join(run.printed())))
-    assert_same_curve(read_metrics(tmp_path / "run" / "metrics.jsonl"), alone)
+    assert_same_run(trained(tmp_path, elastic_file), alone)
 
 
 def test_a_batch_that_three_machines_cannot_share_is_trained_on_by_two(

@@ -19,9 +19,9 @@ from toolkit.rehearse.machines import Machines, Plan, machines
 from toolkit.training.metrics import read_metrics
 
 KILLS = int(os.environ.get("KILLS", "3"))
-PER_RUN = 5
+PER_RUN = 10
 STEPS = 300
-WITHIN_S = 4.0
+WITHIN_S = 2.0
 START_S, TIMEOUT_S, AFTER_S = 300.0, 8.0, 30.0
 
 pytestmark = [
@@ -46,10 +46,12 @@ class Run:
         return [(r["step"], r["loss"], r["grad_norm"], r["tokens"]) for r in records]
 
     def checkpoint(self) -> dict[str, bytes]:
-        """Return the parts of the newest checkpoint, which is whole."""
-        newest = CheckpointStore(self.folder / "checkpoints").committed()[-1]
-        assert list(find_damage(newest)) == []
-        return {path.name: path.read_bytes() for path in newest.glob("rank_*")}
+        """Return the parts of the newest checkpoint, which is whole; none before the first."""
+        parts = {}
+        for newest in CheckpointStore(self.folder / "checkpoints").committed()[-1:]:
+            assert list(find_damage(newest)) == []
+            parts = {path.name: path.read_bytes() for path in newest.glob("rank_*")}
+        return parts
 
     def start(self, number: int, draw: random.Random | None = None) -> list[int | None]:
         """Run to the end, or to a kill at a drawn moment; return the machines' codes."""
@@ -107,14 +109,14 @@ def test_every_kill_of_a_machine_is_survived_bit_for_bit(
     expected = straight.curve()
     for number in range(min(PER_RUN, KILLS - seed * PER_RUN)):
         codes = run.start(number, draw)
-        # The one that is killed has the signal's; a run may be over before.
-        assert set(codes) <= {4, 75, -9, 0}, (
-            run.printed / str(number) / "machine0/log"
-        ).read_text()
+        # The one that is killed has the signal's.
+        printed = (run.printed / str(number) / "machine0/log").read_text()
+        assert -9 in codes, (codes, printed)
+        assert set(codes) <= {4, 75, -9}, (codes, printed)
         assert run.curve() == expected[: len(run.curve())]
         run.checkpoint()
         survived.append(codes)
     assert run.start(PER_RUN) == [0, 0]
     assert run.curve() == expected
-    assert run.checkpoint() == straight.checkpoint()
+    assert run.checkpoint() == straight.checkpoint() != {}
     assert traces() == before

@@ -30,9 +30,13 @@ pytestmark = [
 ]
 
 
+def namespaces() -> str:
+    return subprocess.check_output(["ip", "netns", "list"], text=True)
+
+
 def traces() -> set[str]:
     """Return what a rehearsal could leave: namespaces, temporary files, processes."""
-    names = subprocess.check_output(["ip", "netns", "list"], text=True).split()
+    names = namespaces().split()
     # What machines leave among temporary files is in folders of the rehearsal's own.
     files = [name for name in os.listdir(gettempdir()) if name.startswith("rehearse-")]
     words = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
@@ -122,7 +126,13 @@ def test_the_command_ends_with_0_only_if_all_came_as_it_must(run_file: Path) -> 
     assert "Traceback" not in ended.stderr
 
 
-def test_a_rehearsal_that_is_ended_leaves_nothing(run_file: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_rehearsal_that_is_ended_leaves_nothing(
+    run_file: Path, number: signal.Signals, code: int
+) -> None:
     before = traces()
     words = [sys.executable, "-m", "toolkit", "rehearse", "--per-machine", "1"]
     process = subprocess.Popen(
@@ -130,7 +140,10 @@ def test_a_rehearsal_that_is_ended_leaves_nothing(run_file: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     wait_until(lambda: len([p for p in traces() if "launch/train.py" in p]) > 2, limit_s=120)
-    process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    wait_until(lambda: traces() == before, limit_s=10)
-    assert f"scaling-{process.pid}-" not in subprocess.check_output(["ip", "netns"], text=True)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    wait_until(lambda: traces() == before, limit_s=20)
+    prefix = f"scaling-{process.pid}-"
+    wait_until(
+        lambda: prefix not in subprocess.check_output(["ip", "netns"], text=True), limit_s=10
+    )

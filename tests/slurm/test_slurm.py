@@ -5,7 +5,7 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,10 +59,10 @@ class Jobs:
         return path.read_text() if path.exists() else ""
 
     def await_step(self, job: str, step: int) -> None:
-        await_that(lambda: f" {step}/{STEPS} |" in self.log(job), START_S)
+        self._await(job, lambda: f" {step}/{STEPS} |" in self.log(job), START_S)
 
     def await_restart(self, job: str) -> None:
-        await_that(lambda: self.cluster.state_of(job)["Restarts"] != "0", START_S)
+        self._await(job, lambda: self.cluster.state_of(job)["Restarts"] != "0", START_S)
 
     def await_end(self, job: str) -> str:
         """Wait until the job is over; return its state."""
@@ -72,8 +72,18 @@ class Jobs:
             states.append(self.cluster.state_of(job)["JobState"])
             return states[-1] in ("COMPLETED", "FAILED", "TIMEOUT")
 
-        await_that(is_over, RUN_S)
+        self._await(job, is_over, RUN_S)
         return states[-1]
+
+    def _await(self, job: str, is_so: Callable[[], object], limit_s: float) -> None:
+        try:
+            await_that(is_so, limit_s)
+        except AssertionError as error:
+            queue, nodes = (
+                self.cluster.run(*each) for each in (("squeue",), ("sinfo", "-N", "-l"))
+            )
+            log = self.log(job)[-2000:]
+            raise AssertionError(f"job {job}: {error}\n{queue}\n{nodes}\n{log}") from None
 
     def end_state(self, run: str) -> dict[str, str]:
         """Return the hash of every tensor file of the run's last checkpoint."""

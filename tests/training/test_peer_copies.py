@@ -1,11 +1,13 @@
 """Copies of the state in memory: what an earlier start left there is resumed from."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.training.runs import UNFORESEEN, Failure, folder_of, records
-from toolkit.checkpoint import peer_copy
+from toolkit.checkpoint import copies
 from toolkit.config import load_run_config
 from toolkit.errors import UsageError
 from toolkit.training import worker
@@ -19,7 +21,7 @@ KEYS = ("training.steps=6", "training.checkpoint_every=0", "training.peer_copy_e
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(peer_copy, "MEMORY", folder)
+    monkeypatch.setattr(copies, "MEMORY", folder)
     return folder
 
 
@@ -41,7 +43,7 @@ def test_a_run_goes_on_from_its_copies_bit_for_bit_and_gives_their_memory_back(
     folder_of(run_file).rename(run_file.parent / "straight")
     assert worker.main(words, [Failure(UNFORESEEN, after=5)]) == 1
     # Of the two copies that were made, the newer one.
-    assert [path.name for path in memory.glob("*/*/*")] == ["step_00000004"]
+    assert [path.name for path in memory.glob("*/*/step_*")] == ["step_00000004"]
     assert not list((folder_of(run_file) / "checkpoints").glob("*"))
     capsys.readouterr()
     assert worker.main(words) == 0
@@ -76,6 +78,32 @@ def test_copies_of_another_run_of_the_same_name_are_not_taken(
     folder_of(run_file).rename(run_file.parent / "earlier")
     assert worker.main(words) == 0
     assert "from the copies in memory" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_removed"), [("none", False), ("gone", True), ("old", True), ("held", False)]
+)
+def test_copies_of_a_run_that_is_not_started_again_go_when_another_starts(
+    run_file: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, cause: str, is_removed: bool
+) -> None:
+    words = ["--config", str(run_file), *KEYS]
+    assert worker.main(words, [Failure(UNFORESEEN, after=5)]) == 1
+    (left,) = memory.iterdir()
+    # By the process that made them, which is this one and not over.
+    if cause != "held":
+        _end_of_process(left)
+    if cause == "gone":
+        shutil.rmtree(folder_of(run_file))
+    if cause in ("old", "held"):
+        monkeypatch.setattr(copies, "KEPT_S", -1.0)
+    assert worker.main([*words, "run_name=another", "training.peer_copy_every=0"]) == 0
+    assert left.exists() is not is_removed
+
+
+def _end_of_process(left: Path) -> None:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        if descriptor.is_symlink() and descriptor.readlink() == left:
+            os.close(int(descriptor.name))
 
 
 def test_too_little_memory_ends_the_run_or_not_as_configured(

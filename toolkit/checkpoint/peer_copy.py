@@ -8,10 +8,8 @@ made a checkpoint like any other, so there is one way to load, with all its chec
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from toolkit.checkpoint.copies import folder_of, hold, release, token_of
 from toolkit.checkpoint.state import own_pieces, part_name
 from toolkit.checkpoint.store import CheckpointStore, step_name, step_of
 from toolkit.checkpoint.tensors import Fingerprint, write_tensors
@@ -26,9 +25,7 @@ from toolkit.checkpoint.training_state import TrainingState
 from toolkit.engines.engine import Engine
 from toolkit.errors import SaveError
 
-MEMORY = Path("/dev/shm")
 _DESCRIPTION = "copy.json"
-_TOKEN = ".copies"
 _PIECE_BYTES = 2**24
 T = TypeVar("T")
 
@@ -47,9 +44,11 @@ class PeerCopy:
     def __init__(self, engine: Engine, run_folder: Path) -> None:
         self.engine = engine
         self.per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        token = engine.ranks.gather(_token(run_folder) if engine.rank == 0 else "")[0]
+        token = engine.ranks.gather(token_of(run_folder) if engine.rank == 0 else "")[0]
         place = f"{os.uname().nodename}-{engine.launched.local_rank}"
-        self.folder = MEMORY / f"scaling-toolkit-{token}" / place
+        self.folder = folder_of(token) / place
+        self.run_folder = run_folder
+        self._is_held = False
 
     @property
     def held_bytes(self) -> int:
@@ -70,6 +69,9 @@ class PeerCopy:
         def write_own() -> Fingerprint:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
+            if not self._is_held:
+                hold(self.folder.parent, self.run_folder)
+                self._is_held = True
             return write_tensors(own, own_pieces(self.engine, with_moments=state.moments))
 
         parts = {part_name(r): part for r, part in enumerate(self._on_all(write_own))}
@@ -131,8 +133,7 @@ class PeerCopy:
     def close(self) -> None:
         """Give the memory back; the state is on the disk."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(OSError):  # others on this machine still have theirs there
-            self.folder.parent.rmdir()
+        release(self.folder.parent, self.run_folder)
 
     def _held(self) -> dict[int, dict[str, Path]]:
         """Return the files of each whole copy of this rank, by step and name."""
@@ -190,11 +191,3 @@ def _copy(file: Path, folder: Path) -> None:
     shutil.copyfile(file, folder / file.name)
     with (folder / file.name).open("rb") as written:
         os.fsync(written.fileno())
-
-
-def _token(run_folder: Path) -> str:
-    """Return what names the copies of a run, written when it first makes some."""
-    path = run_folder / _TOKEN
-    if not path.exists():
-        path.write_text(secrets.token_hex(8))
-    return path.read_text()

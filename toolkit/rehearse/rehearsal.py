@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.config import load_run_config
 from toolkit.counted import counted
 from toolkit.errors import HangError
+from toolkit.launch.temporary import temporary_folder
 from toolkit.rehearse.differences import NOBODYS_ADDRESS, difference
 from toolkit.rehearse.faults import Ending, Fault
 from toolkit.rehearse.machines import LOOK_EVERY_S, MAIN_PORT, Machines, Plan, machines
@@ -38,7 +38,8 @@ _SUBJECTS = {
 def rehearse(plan: Plan, fault: Fault, log: Log) -> list[str]:
     """Rehearse one fault on a run of its own; return what did not come as it must.
 
-    Nothing is left behind: the run's folder and all that machines print are temporary.
+    Nothing is left behind, even if this process is killed: the run's folder and all that machines
+    print are temporary.
 
     Args:
         plan: what is rehearsed.
@@ -48,9 +49,9 @@ def rehearse(plan: Plan, fault: Fault, log: Log) -> list[str]:
     Raises:
         UsageError: the configuration is wrong, or namespaces cannot be made.
     """
-    with TemporaryDirectory(prefix="rehearse-") as folder:
+    with temporary_folder("rehearse-") as folder:
         own = replace(plan, overrides=(*plan.overrides, f"output_dir={folder}/runs"))
-        return _Rehearsal(own, fault, Path(folder), log).judged()
+        return _Rehearsal(own, fault, folder, log).judged()
 
 
 class _Rehearsal:

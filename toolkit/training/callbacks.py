@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolkit.checkpoint.copies import remove_stale
 from toolkit.checkpoint.peer_copy import PeerCopy
 from toolkit.checkpoint.store import CheckpointStore
 from toolkit.program.readers.peak import Peak
@@ -86,6 +87,8 @@ def build_loop(
 def _peer_copies(run: Run, folder: Path, store: CheckpointStore, log: Log) -> list[Callback]:
     """Save what an earlier start left in memory; return what copies, if anything is to."""
     training = run.config.training
+    if run.engine.launched.local_rank == 0:
+        remove_stale()
     if not training.peer_copy_every:
         return []
     copy = PeerCopy(run.engine, folder)
