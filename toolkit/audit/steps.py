@@ -100,7 +100,7 @@ def _mode(reduced: list[dict[str, int]]) -> str | None:
     is_hybrid = {"all_reduce", "reduce_scatter"} <= set(reduced[-1])
     if is_hybrid and not any("all_reduce" in found for found in reduced[:-1]):
         return "deferred"
-    return "sharded" if min(earlier) >= _EQUAL * last else "mixed"
+    return "sharded" if last and min(earlier) >= _EQUAL * last else "mixed"
 
 
 def _division(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) -> str:
