@@ -29,7 +29,7 @@ def start(*command: str, **variables: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Wait for its end, and end whatever it leaves behind."""
     try:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=240)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -41,6 +41,6 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return finish(start(*command, **variables))
 
 
-def audit(*command: str) -> subprocess.CompletedProcess[str]:
+def audit(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `toolkit audit` with arguments."""
-    return run("-m", "toolkit", "audit", *command)
+    return run("-m", "toolkit", "audit", *command, **variables)

@@ -5,7 +5,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-AS_OF = "2026-12-02"
+AS_OF = "2026-12-03"
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,23 @@ CHANGES = (
         ">=0.18.6,<=0.18.10",
         "DeepSpeed stage 1",
         True,
-        "stage 1 with fp32 accumulation loses the last micro-batch of every step",
-        "deepspeedai/DeepSpeed issue 7985",
+        "stage 1 in bf16 with fp32 accumulation loses the last micro-batch of every step",
+        "deepspeedai/DeepSpeed PR 7985",
+    ),
+    Change(
+        "deepspeed",
+        ">=0.17.6,<0.18.3",
+        "DeepSpeed stage 2",
+        True,
+        "stage 2 is reported to accumulate wrong gradients, of smaller norms than stage 3's",
+        "deepspeedai/DeepSpeed issue 7718, huggingface/trl issue 4540",
     ),
 )
 
 CLIPPING_DEFAULT = (
-    "gradients are clipped at 1.0, DeepSpeed's default since about 0.19.4 (merged 2026-06-23, "
-    "before it was off); the configuration has no gradient_clipping (deepspeedai/DeepSpeed "
-    "PR 8068)"
+    "gradients are clipped at 1.0, DeepSpeed's default since 0.19.3 (off up to 0.19.2, "
+    "`GRADIENT_CLIPPING_DEFAULT` of both releases); the configuration has no gradient_clipping "
+    "(deepspeedai/DeepSpeed PR 8068)"
 )
 
 

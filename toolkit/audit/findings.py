@@ -9,7 +9,7 @@ from toolkit.audit.defaults import changes_that_apply
 from toolkit.audit.steps import Step
 
 _SAME = 0.01
-"""Relative difference up to which two numbers of targets or clipping values are the same."""
+"""Relative difference up to which two factors or clipping values are the same."""
 
 
 _EFFECTS = {
@@ -65,7 +65,7 @@ class Seen:
 def _alone(seen: Seen) -> Iterator[Finding]:
     launched = seen.first["launched_world_size"]
     where = seen.optimizer_line
-    if launched > 1 and seen.world_size == 1:
+    if launched > 1 and seen.world_size == 1 and seen.first["steps"]:
         text = f"{launched} processes were launched, but each trains alone: no process group"
         yield Finding("ranks_train_alone", where, text)
     reduces = any(step.reducing_micro_steps for step in seen.steps)
@@ -147,18 +147,17 @@ def _loss_scale(seen: Seen) -> Iterator[Finding]:
 
 
 def _weighting(seen: Seen) -> Iterator[Finding]:
-    losses = _losses(seen)
-    valid = [loss["valid"] for loss in losses if loss["valid"]]
-    if _kind(seen) != "mean" or not valid or max(valid) <= (1 + _SAME) * min(valid):
-        return
-    if seen.world_size == 1 and all(step.micro_steps == 1 for step in seen.steps):
-        return
-    if len({loss["scale"] for loss in losses}) == 1:
+    for number, step in enumerate(seen.steps):
+        if step.weighting != "by micro-batch":
+            continue
+        own = (m for rank in seen.ranks for m in rank["steps"][number]["micro_steps"])
+        valid = [micro_step["loss"]["valid"] for micro_step in own]
         text = (
             f"micro-batches of {min(valid):g} to {max(valid):g} targets weigh the same: the loss "
             "is a mean of means, not the mean over targets"
         )
-        yield Finding("weighted_by_micro_batch", seen.steps[0].backward_line, text)
+        yield Finding("weighted_by_micro_batch", step.backward_line, text)
+        return
 
 
 def _memberships(seen: Seen) -> Iterator[Finding]:

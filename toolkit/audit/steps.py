@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.audit.division import describe_division, fit_factors
+from toolkit.audit.weighting import describe_weighting
 
 _EQUAL = 0.9
 """A micro-step that reduces at least this share of the last one's bytes reduces all gradients."""
@@ -22,6 +23,7 @@ class Step:
         phases: the same by phase.
         reduced_bytes: of gradients, by each micro-step of rank 0.
         division: see `division.describe_division`.
+        weighting: see `weighting.describe_weighting`.
     """
 
     micro_steps: int
@@ -34,6 +36,7 @@ class Step:
     held_gradient_bytes: int
     reduced_bytes: tuple[int, ...]
     division: str
+    weighting: str
     backward_line: str | None
     step_line: str | None
 
@@ -49,6 +52,7 @@ class Step:
             "held_gradient_bytes": self.held_gradient_bytes,
             "reduced_bytes": list(self.reduced_bytes),
             "gradients": self.division,
+            "loss_weighted": self.weighting,
         }
 
 
@@ -79,6 +83,7 @@ def _join(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) ->
         held_gradient_bytes=max(m["held_bytes"] or 0 for s in steps for m in s["micro_steps"]),
         reduced_bytes=tuple(sum(found.values()) for found in reduced),
         division=_division(steps, ranks),
+        weighting=describe_weighting([m["loss"] for s in steps for m in s["micro_steps"]]),
         backward_line=micro_steps[-1]["line"],
         step_line=first["step_line"],
     )
@@ -95,7 +100,7 @@ def _mode(reduced: list[dict[str, int]]) -> str | None:
     is_hybrid = {"all_reduce", "reduce_scatter"} <= set(reduced[-1])
     if is_hybrid and not any("all_reduce" in found for found in reduced[:-1]):
         return "deferred"
-    return "sharded" if min(earlier) >= _EQUAL * last else "mixed"
+    return "sharded" if last and min(earlier) >= _EQUAL * last else "mixed"
 
 
 def _division(steps: tuple[dict[str, Any], ...], ranks: Sequence[dict[str, Any]]) -> str:

@@ -139,9 +139,9 @@ class Subject:
         """Return the dtypes of the gradients that an optimizer is about to use."""
         return self.samples.applied_dtypes()
 
-    def elements(self) -> int:
-        """Return the elements of all parameters that can be trained."""
-        return sum(map(self._whole_size, self._every()))
+    def largest(self) -> int:
+        """Return the elements that can be trained of the model that has most."""
+        return max((sum(self._whole_size(p) for _, p in own) for own in self._of_root), default=0)
 
     def _whole_size(self, parameter: Any) -> int:
         size = getattr(parameter, "ds_numel", parameter.numel())
@@ -250,7 +250,3 @@ def peak_memory_bytes() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _note_call(heard: Callable[[Any], None], operator: Any, arguments: Any, result: Any) -> None:
-    heard(read_collective(operator, arguments, result, True))

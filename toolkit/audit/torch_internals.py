@@ -1,17 +1,19 @@
 """What PyTorch does not document and an audit reads: the one place in it that reaches for it.
 
 Read in torch 2.13.0: `torch/distributed/fsdp/_flat_param.py`, `torch/distributed/tensor/_utils.py`,
-`torch/utils/_pytree.py`, `torch/nn/modules`,
+`torch/utils/_pytree.py`, `torch/utils/_python_dispatch.py`, `torch/nn/modules`,
 `tools/autograd/derivatives.yaml`. In a release that has something elsewhere, the watch ends and
 its report names what is missing; the script runs as it would.
 """
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["tree_leaves"]
@@ -72,6 +74,13 @@ def start_of_shard(tensor: Any) -> int | None:
     if any(offset[1:]):
         return None
     return offset[0] * math.prod(tensor.shape[1:]) if offset else 0
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Keep what is computed here from the modes that the script has entered, and them from it."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from toolkit.audit.ending import end_together
 from toolkit.audit.loss_graph import read_loss
 from toolkit.audit.patches import Patches
 from toolkit.audit.their_code import their_line
+from toolkit.audit.torch_internals import without_modes
 from toolkit.audit.window import Window
 
 
@@ -82,7 +83,8 @@ class Watch:
             return
         began = time.thread_time()
         try:
-            note(*arguments, **settings)
+            with without_modes():
+                note(*arguments, **settings)
         except Exception:
             self.problem = traceback.format_exc()
             self.finish()

@@ -20,7 +20,7 @@ class Window:
         self._subject = subject
         self._micro_steps: list[dict[str, Any]] = []
         self._own: list[torch.Tensor] = []
-        self._bookkeeping = min(_BOOKKEEPING, subject.elements() - 1)
+        self._bookkeeping = min(_BOOKKEEPING, subject.largest() - 1)
         self._applied: list[torch.Tensor | None] | None = None
         self._gradient_dtypes: list[str] = []
         self._clips: list[tuple[Any, Any, str | None]] = []

@@ -37,6 +37,7 @@ def describe_training(ranks: Sequence[dict[str, Any]], steps: Sequence[Step]) ->
         span = " to ".join(f"{scale:g}" for scale in dict.fromkeys((scales[0], scales[-1])))
         kind = {"unknown": "of an unknown reduction"}.get(kinds[0], f"a {kinds[0]}")
         yield f"loss: {kind if len(kinds) == 1 else 'mixed'}, multiplied by {span} before backward"
+        yield f"targets: weighted {', '.join(sorted({step.weighting for step in steps}))}"
     words = ", ".join(sorted({step.division for step in steps}))
     yield f"gradients of ranks: {words} (the applied gradient fitted with the ranks' own)"
     yield f"clipping: {_clipping(ranks[0])}"
