@@ -8,7 +8,7 @@ its report names what is missing; the script runs as it would.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -76,9 +76,14 @@ def start_of_shard(tensor: Any) -> int | None:
     return offset[0] * math.prod(tensor.shape[1:]) if offset else 0
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
+def without_modes() -> AbstractContextManager[None]:
     """Keep what is computed here from the modes that the script has entered, and them from it."""
+    entered = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    return _leave_modes() if entered else nullcontext()
+
+
+@contextmanager
+def _leave_modes() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
