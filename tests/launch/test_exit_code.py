@@ -26,11 +26,14 @@ def test_the_first_code_of_the_latest_start_counts(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_the_launcher_ends_with_it(strategy: str, tmp_path: Path) -> None:
+def test_the_launcher_ends_with_it_and_leaves_nothing(strategy: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     script = tmp_path / "ends.py"
     script.write_text("from toolkit.launch.exit_code import end_process\nend_process(75)\n")
     words = ["launch", "--config_file", str(find_launch_file(strategy)), str(script)]
     command = [sys.executable, "-m", "toolkit.launch.launcher", *words]
-    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "TMPDIR": str(temporary)}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 75, done.stderr
+    assert list(temporary.iterdir()) == []

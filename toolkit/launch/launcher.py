@@ -14,6 +14,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -121,7 +122,9 @@ def _launch() -> int:
     end_worker_by(_ask_to_end)
     if (arguments.num_machines or 1) > 1:
         Thread(target=_report_if_alone, args=(arguments,), daemon=True).start()
-    with gathering_exit_codes() as worker_code:
+    with TemporaryDirectory(prefix="launch-") as folder, gathering_exit_codes() as worker_code:
+        # Torch's launcher makes one otherwise, and leaves it.
+        arguments.log_dir = arguments.log_dir or folder
         code = _run(launch.launch_command, arguments)
         return (worker_code() or code) if code else 0
 
