@@ -7,13 +7,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-_NODE = "REHEARSED_NODE"
+# What looks after a step leaves its daemon's process tree and wipes its own environment; only a
+# namespace of processes holds it, which ends whole with its first process, or with the test's.
+_OWNED = ("setpriv", "--pdeathsig", "KILL")
+_MACHINE = (*_OWNED, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 _CONFIGURATION = """
 ClusterName=rehearsal
 SlurmctldHost={host}
@@ -52,7 +55,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self, nodes: int) -> None:
@@ -69,7 +72,7 @@ class Cluster:
         self._start_munge()
         self._start("slurmctld", "-D")
         for name in names:
-            self._start("slurmd", "-D", "-N", name, node=name)
+            self._start_node(name)
         await_that(lambda: self._idle() == nodes, 30)
 
     def _idle(self) -> int:
@@ -89,14 +92,19 @@ class Cluster:
         )
         await_that((self._folder / "munge.socket").exists, 10)
 
-    def _start(self, *command: str, node: str = "") -> None:
-        log = (self._folder / f"{command[0]}{node}.log").open("w")
-        environment = self.environment | {_NODE: f"{self._folder}/{node}"}
-        self._daemons.append(
-            subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
+    def _start_node(self, name: str) -> None:
+        self._start("slurmd", "-D", "-N", name, name=name)
+
+    def _start(self, *command: str, name: str = "") -> None:
+        name = name or command[0]
+        with (self._folder / f"{name}.log").open("a") as log:
+            self._daemons[name] = subprocess.Popen(
+                [*_MACHINE, *command],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
-        )
 
     def run(self, *command: str, **settings: str) -> str:
         """Return what one of SLURM's programs prints; its errors end the test."""
@@ -113,36 +121,22 @@ class Cluster:
 
     def kill_node(self, name: str) -> None:
         """End everything that runs on a node, as a loss of power would."""
-        self._kill(name)
+        daemon = self._daemons.pop(name)
+        for first in psutil.Process(daemon.pid).children():
+            first.kill()
+        # Which is when the last process of the namespace has ended.
+        daemon.wait()
 
     def revive_node(self, name: str) -> None:
         """Start the node's daemon again, and have SLURM use it."""
-        self._start("slurmd", "-D", "-N", name, node=name)
+        self._start_node(name)
         time.sleep(1)
         self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
     def close(self) -> None:
-        """End all jobs, daemons and what they have started."""
-        self._kill()
-        for daemon in self._daemons:
-            daemon.wait()
-
-    def processes(self, node: str = "") -> list[psutil.Process]:
-        """Return what runs on a node, or on all and beside them.
-
-        The process that looks after a step is nobody's child, but has its daemon's environment.
-        """
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(_NODE, "").startswith(f"{self._folder}/{node}"):
-                    found += [process, *process.children(recursive=True)]
-        return found
-
-    def _kill(self, node: str = "") -> None:
-        for process in self.processes(node):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        """End all daemons and what they have started, the controller first."""
+        for name in sorted(self._daemons, key="slurmctld".__ne__):
+            self.kill_node(name)
 
 
 @contextmanager

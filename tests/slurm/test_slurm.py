@@ -6,9 +6,11 @@
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -229,6 +231,17 @@ def test_a_wrong_partition_is_named_before_there_is_a_job(jobs: Jobs) -> None:
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     with running_cluster(tmp_path, nodes=1) as cluster:
-        job = cluster.run("sbatch", "--parsable", "--wrap=sleep 300", "--output=/dev/null")
-        await_that(lambda: cluster.state_of(job)["JobState"] == "RUNNING", 30)
-    assert cluster.processes() == []
+        job = cluster.run("sbatch", "--parsable", "--wrap=srun sleep 300", "--output=/dev/null")
+        await_that(lambda: "sleep" in names_of_processes(cluster), 30)
+        assert cluster.state_of(job)["JobState"] == "RUNNING"
+    assert names_of_processes(cluster) == []
+
+
+def names_of_processes(cluster: Cluster) -> list[str]:
+    """Return what runs on this machine with the cluster's configuration."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_CONF") == cluster.environment["SLURM_CONF"]:
+                found.append(process.name())
+    return found
