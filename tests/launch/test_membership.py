@@ -1,5 +1,6 @@
 """Who is there, by files that each machine renews."""
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_one_that_stops_renewing_has_gone_and_one_of_an_earlier_start_never_was(
         assert eventually(lambda: names(own) == [own.name, other.name])
         other._left.set()
         assert eventually(lambda: names(own) == [own.name])
+
+
+def test_a_folder_that_the_last_to_leave_takes_along_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = Membership(tmp_path / "machines", "10.0.0.1")
+    write_text, going = Path.write_text, [False]
+
+    def in_a_folder_that_may_go(path: Path, text: str) -> int:
+        if going.pop():
+            shutil.rmtree(path.parent)
+        going.append(False)
+        return write_text(path, text)
+
+    monkeypatch.setattr(membership, "BEAT_S", 60.0)
+    monkeypatch.setattr(Path, "write_text", in_a_folder_that_may_go)
+    with members.present():
+        going[0] = True
+        members.wait_for(1)
+        assert [member.awaits for member in members.live()] == [1]
+        going[0] = True
+        members.begin(Round(1, {members.name: "10.0.0.1"}))
+        assert members.newest().number == 1
+    assert not (tmp_path / "machines").exists()
 
 
 def test_a_round_is_begun_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -146,15 +146,12 @@ class Membership:
 
     def _renew(self) -> None:
         self._beat += 1
-        # Whoever left last may have taken it along just now.
-        self.folder.mkdir(parents=True, exist_ok=True)
         path, host = self._file(self.name), socket.gethostname()
         partial = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(3)}")
         # Else what the thread has begun to write could replace what is newer.
         with self._renewal:
             member = Member(self.name, host, self._address, self._awaits, self._beat)
-            partial.write_text(json.dumps(asdict(member)))
-            partial.replace(path)
+            self._write(partial, asdict(member), lambda: partial.replace(path))
 
     def _file(self, name: str) -> Path:
         return self.folder / f"machine_{name}.json"
@@ -162,9 +159,22 @@ class Membership:
     def _write_new(self, name: str, fields: dict[str, Any]) -> None:
         """Write a file in one move unless it is there."""
         partial = self.folder / f".{name}.{self.name}"
-        partial.write_text(json.dumps(fields))
-        try:
+
+        def place() -> None:
             with suppress(FileExistsError):
                 os.link(partial, self.folder / name)
-        finally:
             partial.unlink()
+
+        self._write(partial, fields, place)
+
+    def _write(self, partial: Path, fields: dict[str, Any], place: Callable[[], object]) -> None:
+        """Write a file and put it in its place, again if the folder goes meanwhile.
+
+        Whoever leaves last takes it along, which may be while this machine comes.
+        """
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                partial.write_text(json.dumps(fields))
+                place()
+                return
