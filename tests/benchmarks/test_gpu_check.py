@@ -1,6 +1,7 @@
 """The check of a GPU, rehearsed on a CPU: every stage's lines, and that it can be stopped."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,11 @@ def test_a_gpu_gets_twenty_memory_cases_of_two_sizes() -> None:
     sizes = {case.model.parameter_count // 10**6 for case in scale.memory}
     assert sizes == {124, 354}
     assert list(scale.speed) == ["plain", "chunked loss", "compiled"]
+
+
+def test_the_documents_list_the_stages_in_their_order() -> None:
+    table = (ROOT / "docs" / "gpu.md").read_text().partition("| stage |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE) == list(STAGES)
 
 
 def test_memory_outside_its_estimate_is_a_problem() -> None:
