@@ -3,7 +3,7 @@
 `published_other.csv` has the rows of IBM's fms-fsdp README and of flash-attention's training README
 whose model, batch and throughput are stated (both as of 2024). Llama's and GPT-3's blocks are taken
 as GPT-2's of the same width, of as many layers as the parameters come to. fms-fsdp checkpoints
-every block unless told otherwise (its docs/configurations.md), which "selective" is taken as; a
+every block unless set otherwise (its docs/configurations.md), which "selective" is taken as; a
 micro-batch of 8 sequences is assumed for flash-attention, whose page names the global one alone.
 
 Rows of one source and GPU are a machine. Costs are those of llm-foundry's rows on the same chip;

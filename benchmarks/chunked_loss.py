@@ -2,7 +2,7 @@
 
 Time is one thread's processor time for forward and backward of head and loss, the two taking turns.
 The peak is that of one update of the whole model in one process at 1,024 tokens a sequence: as the
-formula says, as traced on tensors without data, and as measured, allocation by allocation, at the
+formula gives, as traced on tensors without data, and as measured, allocation by allocation, at the
 largest micro-batch whose plain loss fits this machine now.
 
     python -m benchmarks.chunked_loss      # writes results/chunked_loss.json
@@ -40,7 +40,7 @@ HEADS = [
 REPEATS = 9
 MICRO_BATCH_SIZE = 16
 LEFT_FREE = 0.1
-"""Share of the available memory that a measured step must leave: the formula leaves out libraries
+"""Share of the available memory that a measured step must leave: the formula omits libraries
 and kernels' scratch."""
 
 

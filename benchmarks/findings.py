@@ -1,4 +1,4 @@
-"""What a sweep's records say as a whole."""
+"""What a sweep's records show as a whole."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,14 @@ from benchmarks.record import Record
 def findings(
     records: Sequence[Record], cases: Sequence[Measured], pairs: Sequence[Pair]
 ) -> list[str]:
-    """Return what the records say in sentences."""
+    """Return what the records show, in sentences."""
     good = [record for measured in cases for record in measured.records]
     skipped = sum(record.skipped is not None for record in records)
     failed = len(records) - len(good) - skipped
     found = [
         f"{len(cases)} cases were measured, {len(good)} repeats in all; failed: {failed}, "
         f"skipped: {skipped}.",
-        f"Collectives and bytes counted are what the formulas say in "
+        f"Collectives and bytes counted are what the formulas give in "
         f"{share(map(counts_agree, good))} repeats, gradient bytes held in "
         f"{share(map(gradients_agree, good))}.",
     ]

@@ -42,7 +42,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="with records.jsonl")],
     profiles: Annotated[Path | None, typer.Option(help="folder with profile*.json")] = None,
 ) -> None:
-    """Write what a folder's records say of mixtures and reductions."""
+    """Write what a folder's records show of mixtures and reductions."""
     measured: dict[Case, list[Record]] = defaultdict(list)
     for record in read_records(folder):
         if record.step_s:

@@ -1,7 +1,7 @@
 """Predicted against measured steps of the committed CPU sweeps: pairs of modes, and regret.
 
-Computation is what the machine's profile says of modules and what `toolkit/prediction/engines.csv`
-says of engines, collectives what the profile of that link says. Neither was measured in the runs
+Computation is what the machine's profile holds of modules and `toolkit/prediction/engines.csv`
+of engines, collectives what the profile of that link holds. Neither was measured in the runs
 that are judged; nothing is fitted to them. Cases of another precision than the profile's are
 predicted from the split of one run of their strategy (`benchmarks.prediction.compute_of`) instead.
 """

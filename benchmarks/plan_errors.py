@@ -1,10 +1,10 @@
-"""How far predicted steps are from published ones, each size of model left out of its own fit.
+"""How far predicted steps are from published ones, fitted without any row of the same model size.
 
 The rows of `published_throughput.csv` are from mosaicml/llm-foundry,
 scripts/train/benchmarking/README.md (MPT, FSDP, bf16), taken as sharded fsdp2 steps of a GPT-2 of
 the same sizes. For each GPU five costs (`toolkit.prediction.costs`) are fitted to all other model
 names by least squares of relative errors, none negative. The costs of all rows and the errors of
-the rows left out are written to `toolkit/prediction/use.csv`.
+the held-out rows are written to `toolkit/prediction/use.csv`.
 """
 
 import csv
@@ -113,7 +113,7 @@ def constant_mfu(others: list[Example]) -> Callable[[Example], float]:
 
 
 def left_out(examples: list[Example], fit: Fit) -> Iterator[tuple[Example, float]]:
-    """Yield each example with predicted by published seconds, its own model left out."""
+    """Yield each example with predicted by published seconds, from a fit without its own model."""
     for gpu, model in dict.fromkeys((each.gpu, each.row["model"]) for each in examples):
         same = [each for each in examples if each.gpu == gpu]
         predict_s = fit([each for each in same if each.row["model"] != model])
@@ -157,7 +157,7 @@ def main() -> None:
     measured_use.cache_clear()
     sweeps = read_sweeps()
     tables = {
-        "plan_errors": ("Published throughput, each model size left out", error_rows(examples)),
+        "plan_errors": ("Published throughput, each model size held out", error_rows(examples)),
         "anchor_errors": ("Other sources, one row as anchor", anchor_error_rows(read_rows())),
         "pair_errors": ("Sharded by replicated step time, CPU sweeps", pair_rows(sweeps)),
         "regret": ("What the predicted choice loses, CPU sweeps", regret_rows(sweeps)),

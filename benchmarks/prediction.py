@@ -125,8 +125,8 @@ def compute_of(records: Sequence[Record], case: Case) -> ComputeTimes | None:
     """Return what a case computes, from the split of one that computes the same.
 
     The one with replicated accumulation on the fastest link, the machine's own above all; of the
-    most micro-steps, since it averages over them. None if there is none. A split tells computation
-    from waiting, so it may be of any link.
+    most micro-steps, since it averages over them. None if there is none. A split separates
+    computation from waiting, so it may be of any link.
     """
 
     found = [

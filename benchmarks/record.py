@@ -111,7 +111,7 @@ class Traffic(_Model):
 
 
 class ExpectedTraffic(_Model):
-    """What the formulas say of one kind."""
+    """What the formulas give for one kind."""
 
     calls: int | Bounds
     bytes: int | Bounds

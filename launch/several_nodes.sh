@@ -21,7 +21,7 @@ MAIN_PORT=${MAIN_PORT:-29500}
   exit 2
 }
 
-# `accelerate launch`, which also says whom it waits for, and lets a run save when a signal comes.
+# `accelerate launch`, which also names whom it waits for, and lets a run save when a signal comes.
 exec python -m toolkit.launch.launcher launch \
   --config_file "$root/configs/accelerate/$STRATEGY.yaml" \
   --num_machines "${NODES:?how many machines}" \

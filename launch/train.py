@@ -1,4 +1,4 @@
-"""The main job, for `accelerate launch --config_file STRATEGY.yaml`; `--help` says the rest."""
+"""The main job, for `accelerate launch --config_file STRATEGY.yaml`; `--help` has the rest."""
 
 import sys
 

@@ -17,7 +17,7 @@ def write_page(record: dict[str, Any]) -> str:
         "",
     ]
     if record["device"] == "cpu":
-        lines += ["A rehearsal on a CPU at tiny sizes: its figures say nothing about a GPU.", ""]
+        lines += ["A rehearsal on a CPU at tiny sizes: its figures hold for no GPU.", ""]
     for name, stage in record["stages"].items():
         lines += [f"## {name[0].upper()}{name[1:]}", "", _state(stage), "", *_table(stage["rows"])]
     if calibration is not None:

@@ -1,7 +1,7 @@
 """Other calculators' formulas, re-expressed from their code and documentation, for comparison.
 
 They claim different things: accelerate's and DeepSpeed's are about model states alone. `None`
-where a formula has nothing to say about a configuration. With P parameters, W ranks, and s, b, h,
+where a formula does not cover a configuration. With P parameters, W ranks, and s, b, h,
 a, L the sequence, micro-batch, width, heads and layers:
 
     accelerate estimate-memory        16 P ("training using Adam")

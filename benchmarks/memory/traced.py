@@ -8,7 +8,7 @@ from toolkit.verify.traced import trace_row
 
 
 def main(row: str) -> None:
-    """Print the peak and its parts; the trace does not tell the loss from activations."""
+    """Print the peak and its parts; the trace does not separate the loss from activations."""
     configuration = Configuration.from_row(json.loads(row))
     traced = trace_row(configuration.settings(device="cuda"))
     parts = {part: size for part, size in traced.parts.items() if part not in ("loss", "other")}

@@ -18,7 +18,7 @@ TURN_S = 240.0
 """Longest time for a turn, and for starting the processes."""
 TOOLKIT, PLAIN = "toolkit", "plain"
 _NEEDS = {"trainer": "transformers", "fabric": "lightning"}
-_SHARDED_TRAINER = "without a GPU Trainer wraps in DistributedDataParallel, whatever `fsdp` says"
+_SHARDED_TRAINER = "without a GPU Trainer wraps in DistributedDataParallel, whatever `fsdp` is"
 
 
 @dataclass

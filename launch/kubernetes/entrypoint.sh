@@ -5,7 +5,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
-# The first process of a container is ended by a signal only where it says so.
+# The first process of a container is ended by a signal only where it handles it.
 trap 'echo "error: stopped before the run was started; start it again" >&2; exit 75' TERM INT
 
 export NODES=${NODES:-1}

@@ -74,6 +74,10 @@ class Expected:
     group_size: int
 
 
+KINDS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "other")
+NOTHING = Expected(Range(0, 0), Range(0, 0), group_size=0)
+
+
 def expected_collectives(
     strategy: Strategy,
     accumulation: Accumulation,
@@ -84,57 +88,52 @@ def expected_collectives(
     world_size: int,
     replicas: int,
 ) -> dict[str, Expected]:
-    """Return what to expect by kind: `all_reduce`, `reduce_scatter`, `all_gather` and `other`.
+    """Return what to expect by kind.
 
     Args:
-        strategy: which engine.
-        accumulation: when it reduces.
         sizes: the model; its tensors must divide by the shards, else padding comes on top.
         grad_accum_steps: micro-steps A.
-        precision: of the computation.
-        world_size: all ranks.
         replicas: replica groups of hybrid sharding, else 1.
     """
-    nothing = Expected(_exactly(0), _exactly(0), group_size=0)
-    kinds = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "other")
-    found = dict.fromkeys(kinds, nothing)
+    found = dict.fromkeys(KINDS, NOTHING)
     reductions = 1 if accumulation == "replicated" else grad_accum_steps
     gradients = reductions * sizes.parameter_count * _REDUCED_BYTES
     width = _COMPUTE_BYTES[precision]
+    bucketed = _bucketed_calls(sizes, reductions)
     if strategy == "ddp":
         calls = Range(reductions, reductions * _tensors(sizes))
         found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
     elif strategy in ("zero1", "zero2"):
-        calls = _bucketed_calls(sizes, reductions)
-        found["all_reduce"] = Expected(calls, _exactly(gradients), world_size)
+        found["all_reduce"] = Expected(bucketed, _exactly(gradients), world_size)
         gathered = _exactly(sizes.parameter_count * width)
         found["all_gather"] = Expected(Range(1, _tensors(sizes)), gathered, world_size)
     elif strategy == "zero3":
-        calls = _bucketed_calls(sizes, reductions)
-        found["reduce_scatter"] = Expected(calls, _exactly(gradients), world_size)
+        found["reduce_scatter"] = Expected(bucketed, _exactly(gradients), world_size)
         found["all_gather"] = _zero3_gathers(sizes, grad_accum_steps, width, world_size)
     elif strategy != "single":
         shards = world_size // replicas
-        groups = sizes.n_layer + 1
         # A micro-step's gradient in bf16 is sent as it is, in half the bytes.
         is_half = precision == "bf16" and accumulation != "replicated"
         found["all_to_all" if is_half else "reduce_scatter"] = Expected(
-            _exactly(reductions * groups), _exactly(gradients // (1 + is_half)), shards
+            _exactly(reductions * (sizes.n_layer + 1)), _exactly(gradients // (1 + is_half)), shards
         )
         found["all_gather"] = _fsdp2_gathers(
             strategy, accumulation, sizes, grad_accum_steps, width, shards
         )
     if strategy == "hsdp":
-        across = grad_accum_steps if accumulation == "sharded" else 1
-        shard = sizes.parameter_count * _REDUCED_BYTES // shards
-        found["all_reduce"] = Expected(
-            _exactly(across * groups), _exactly(across * shard), replicas
-        )
+        across = 1 if accumulation == "deferred" else reductions
+        found["all_reduce"] = _across_replicas(sizes, across, shards, replicas)
     if world_size == 1:
-        found["all_gather"] = nothing
+        found["all_gather"] = NOTHING
         if strategy in ("fsdp2", "fsdp2_no_reshard"):
-            found["reduce_scatter"] = found["all_to_all"] = nothing
+            found["reduce_scatter"] = found["all_to_all"] = NOTHING
     return found
+
+
+def _across_replicas(sizes: ModelSizes, reductions: int, shards: int, replicas: int) -> Expected:
+    shard = sizes.parameter_count * _REDUCED_BYTES // shards
+    calls = _exactly(reductions * (sizes.n_layer + 1))
+    return Expected(calls, _exactly(reductions * shard), replicas)
 
 
 def _exactly(count: int) -> Range:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -81,28 +81,34 @@ def estimate(
 
     overrides = overrides or []
     run = options.load_run(config, overrides, preset=preset, micro_batch_size=micro_batch_size)
-    # A file's own mode does not hide the others.
-    wants_one_mode = any(word.partition("=")[0].strip() == "accumulation" for word in overrides)
-    changes = {
-        "attention": attention,
-        "foreach": foreach,
-        "gradient_as_bucket_view": gradient_as_bucket_view,
-        "set_to_none": set_to_none,
-        "offload_optimizer": offload_optimizer,
-    }
     question = Question(
         config=run,
         tokens=step_tokens(run, is_a_file=config is not None),
         strategies=None if strategies is None else choices("--strategies", strategies, STRATEGIES),
-        accumulation=run.accumulation if wants_one_mode else None,
+        accumulation=run.accumulation if _names_a_mode(overrides) else None,
         layout=Layout(world_size=world_size, per_machine=per_machine),
         device=device,
         gpu=gpu,
         largest=max_micro_batch,
-        changes={name: value for name, value in changes.items() if value is not None},
+        changes=_given(
+            attention=attention,
+            foreach=foreach,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            set_to_none=set_to_none,
+            offload_optimizer=offload_optimizer,
+        ),
         method=method,
     )
     _answer(question, plot, in_json=as_json)
+
+
+def _names_a_mode(overrides: list[str]) -> bool:
+    """Whether one mode alone is asked for; a file's own does not hide the others."""
+    return any(word.partition("=")[0].strip() == "accumulation" for word in overrides)
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 def _answer(question: "Question", plot: Path | None, *, in_json: bool) -> None:

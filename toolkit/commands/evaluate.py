@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from toolkit.inference.trained import Trained
 
 
+Task = Annotated[
+    tuple[str, Path] | None,
+    typer.Option(
+        help="Multiple choice instead: hellaswag, or choice for JSON-lines with context, "
+        "choices and answer.",
+        metavar="NAME FILE",
+        show_default=False,
+    ),
+]
+
+
 def evaluate(
     run: TrainedModel,
     step: Annotated[
@@ -37,15 +48,7 @@ def evaluate(
     sequences: Annotated[
         int | None, typer.Option(help="The first so many.", min=1, show_default="all")
     ] = None,
-    task: Annotated[
-        tuple[str, Path] | None,
-        typer.Option(
-            help="Multiple choice instead: hellaswag, or choice for JSON-lines with context, "
-            "choices and answer.",
-            metavar="NAME FILE",
-            show_default=False,
-        ),
-    ] = None,
+    task: Task = None,
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:

@@ -16,7 +16,7 @@ def init(
         str, typer.Option(help="One of configs/train, whose values are written.")
     ] = "gpt2",
 ) -> None:
-    """Write a run configuration in which every key says what it means.
+    """Write a run configuration in which every key is explained.
 
     Example: toolkit init my.yaml --preset gpt2-medium data.train=data/books/train
     """

@@ -70,9 +70,8 @@ def watch(
     for reason in reasons:
         typer.echo(f"not recorded: {reason}", err=True)
     typer.echo(f"recording {counted(len(cases), 'case')} in real processes", err=True)
-    recordings = record_cases(cases, timeout_s=timeout)
     dials = build_dials(strategies, modes)
-    data = {"recordings": recordings, "start": start, "dials": dials}
+    data = {"recordings": record_cases(cases, timeout_s=timeout), "start": start, "dials": dials}
     write_page(data, out, title="Watch data parallelism happen")
     typer.echo(out)
 
@@ -95,5 +94,5 @@ def _start(cases: "list[Case]", *, averages: bool, mean_of_means: bool) -> int:
             return place
     raise UsageError(
         f"only {COPIES} has copies that can drift apart, or recordings of a mean of means, one at "
-        f"a time; add {COPIES} to --strategy, and leave out --no-averaging or --mean-of-means"
+        f"a time; add {COPIES} to --strategy, without --no-averaging or --mean-of-means"
     )

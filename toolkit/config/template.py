@@ -1,4 +1,4 @@
-"""A run configuration to begin with, in which every key says what it means."""
+"""A run configuration to begin with, in which every key is explained."""
 
 import textwrap
 from collections.abc import Iterator

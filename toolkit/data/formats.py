@@ -1,4 +1,4 @@
-"""What a file holds, told by its name: one text, or a table of documents; compressed or not."""
+"""What a file holds, by its name: one text, or a table of documents; compressed or not."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -19,7 +19,7 @@ EXPECTED = ".txt, .md, .markdown, .jsonl, .csv, .parquet, or those with .gz or .
 
 
 def kind_of(path: str | Path, extensions: Collection[str] = ()) -> Kind | None:
-    """Return what a file holds, or None where its name does not tell.
+    """Return what a file holds, or None where its name does not show.
 
     Args:
         path: its name, of which the case does not matter.
@@ -32,7 +32,7 @@ def kind_of(path: str | Path, extensions: Collection[str] = ()) -> Kind | None:
 
 
 def without_compression(name: str) -> str:
-    """Return a name without the ending that says how the file is compressed."""
+    """Return a name without the ending that names how the file is compressed."""
     path = Path(name)
     return path.stem if path.suffix in COMPRESSIONS else name
 

@@ -1,4 +1,4 @@
-"""Documents that say nearly the same as an earlier one, by MinHash.
+"""Documents that are nearly the same as an earlier one, by MinHash.
 
 Broder 1997, "On the resemblance and containment of documents": two documents resemble each other by
 the share of their shingles, here runs of five words, that both have. What is remembered is about

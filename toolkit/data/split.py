@@ -79,7 +79,7 @@ class _Splitter:
         if is_json_lines(file.path):
             self._add_lines(file, number)
         elif not file.path.is_file():
-            self.split.train.append(file)  # its survey says what it is
+            self.split.train.append(file)  # its survey reports what it is
         elif not self._is_left_out(lambda: file.path.read_text(errors="replace")):
             getattr(self.split, self._side(sha256_of(file.path))).append(file)
 

@@ -64,25 +64,13 @@ def build_engine(
     Raises:
         UsageError: strategy, mode, precision, model or trackers are not possible here.
     """
-    from accelerate import Accelerator
-
     # NVIDIA's containers let cuBLAS round fp32 to TF32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1).
     torch.set_float32_matmul_precision("highest")
     blocks = blocks_of(model, block_classes)
     _check_model(model, blocks, launched.strategy)
-    check_possible(launched.strategy, accumulation)
-    check_units(accumulation, len(blocks))
-    check_reduce(launched.strategy, precision, reduce)
-    _check_precision(launched, precision)
-    _check_trackers(trackers or [])
-    accelerator = Accelerator(
-        mixed_precision="no" if precision == "fp32" else precision,
-        log_with=trackers or None,
-        project_dir=project_dir,
-        **_plugins(launched, plan, model, blocks, accumulation, precision, reduce, grad_clip),
-    )
-    if accelerator.scaler is not None:
-        accelerator.scaler = plain_scaler(accelerator.scaler)
+    _check_asked(launched, accumulation, len(blocks), precision, reduce)
+    plugins = _plugins(launched, plan, model, blocks, accumulation, precision, reduce, grad_clip)
+    accelerator = _build_accelerator(precision, trackers or [], project_dir, plugins)
     to_compile = blocks if compile_blocks else []
     wrapped, wrapped_optimizer = _wrap(accelerator, model, optimizer, to_compile)
     return _engine_class(launched, blocks)(
@@ -103,6 +91,20 @@ def sum_dtype(reduce: Reduce | None) -> torch.dtype:
     return torch.bfloat16 if reduce == "bf16" else torch.float32
 
 
+def _build_accelerator(
+    precision: Precision, trackers: list[str], project_dir: str | None, plugins: dict[str, Any]
+) -> Any:
+    from accelerate import Accelerator
+
+    _check_trackers(trackers)
+    return Accelerator(
+        mixed_precision="no" if precision == "fp32" else precision,
+        log_with=trackers or None,
+        project_dir=project_dir,
+        **plugins,
+    )
+
+
 def _wrap(
     accelerator: Any,
     model: nn.Module,
@@ -114,6 +116,8 @@ def _wrap(
     Tying and checkpointing come first because they are the model's own: its constructor shares
     weights, and its forward pass recomputes blocks inside of whatever is put around them.
     """
+    if accelerator.scaler is not None:
+        accelerator.scaler = plain_scaler(accelerator.scaler)
     # Before wrapping, which makes two parameters of one that is shared.
     ties = tied_names(model)
     # In place, so that names stay, and before wrapping, so that hooks stay outside the code.
@@ -141,13 +145,26 @@ def _check_model(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strate
         )
 
 
+def _check_asked(
+    launched: Launched,
+    accumulation: Accumulation | Mixture,
+    blocks: int,
+    precision: Precision,
+    reduce: Reduce | None,
+) -> None:
+    check_possible(launched.strategy, accumulation)
+    check_units(accumulation, blocks)
+    check_reduce(launched.strategy, precision, reduce)
+    _check_precision(launched, precision)
+
+
 def _check_precision(launched: Launched, precision: Precision) -> None:
     from accelerate import PartialState
 
     check_precision(precision, PartialState().device.type)
     if launched.precision not in (None, precision):
         raise UsageError(
-            f"the launch file says mixed_precision: {launched.precision} but the run says "
+            f"the launch file sets mixed_precision: {launched.precision} but the run sets "
             f"precision: {precision}; leave mixed_precision out of the launch file"
         )
 

@@ -10,7 +10,7 @@ Mark = Any
 
 
 class Clock(Protocol):
-    """Marks moments, and tells the seconds between two of them afterwards."""
+    """Marks moments, and returns the seconds between two of them afterwards."""
 
     def now(self) -> Mark:
         """Mark this moment."""

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, derived from the run: nothing in it is said a second time."""
+"""DeepSpeed's configuration, derived from the run: nothing in it is set a second time."""
 
 from typing import Any, Protocol
 

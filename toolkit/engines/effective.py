@@ -205,7 +205,7 @@ def check_first_step(engine: Engine, reductions: Reductions) -> Iterator[None]:
 
     Raises:
         UsageError: gradients were not communicated at the micro-steps where the accumulation mode
-            says so, the optimizer's state is not fp32, or parameters did not move.
+            shows it, the optimizer's state is not fp32, or parameters did not move.
     """
     before = _fingerprints(engine)
     with CollectiveCounter(lambda: engine.at_boundary) as counter:

@@ -44,7 +44,7 @@ class Mixture:
         return "; ".join(parts) or "hold nothing"
 
     def to_config(self) -> dict[str, list[Unit]]:
-        """Return what a run configuration says; `hold` is there where nothing else is."""
+        """Return it as in a run configuration; `hold` is there where nothing else is."""
         given = {field.name: list(getattr(self, field.name)) for field in fields(self)}
         return {key: units for key, units in given.items() if units} or {"hold": []}
 
@@ -65,7 +65,7 @@ class Budget:
         return self.text if self.bytes is None else f"hold {self.text}"
 
     def to_config(self) -> str | dict[str, str]:
-        """Return what a run configuration says."""
+        """Return it as in a run configuration."""
         return self.text if self.bytes is None else {"hold": self.text}
 
 
@@ -74,7 +74,7 @@ AUTO = Budget(None, "auto")
 
 
 def to_config(accumulation: Accumulation | Mixture | Budget) -> Any:
-    """Return what a run configuration says."""
+    """Return it as in a run configuration."""
     return accumulation if isinstance(accumulation, str) else accumulation.to_config()
 
 

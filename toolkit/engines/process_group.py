@@ -169,7 +169,7 @@ dist.register_rendezvous_handler(_ATTEMPT, _meet)
 
 
 def _quieten_engines() -> None:
-    """Engines announce every setting at INFO; the run's own header says what matters."""
+    """Engines announce every setting at INFO; the run's own header has what matters."""
     import logging
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

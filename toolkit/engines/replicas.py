@@ -2,7 +2,7 @@
 
 Replicas stay identical because they start equal and apply equal updates; nothing in an engine ever
 looks. Each rank adds up the bits of every tensor, the sums are gathered, and a rank that differs is
-named: by majority from three ranks on, while two can only be told apart.
+named: by majority from three ranks on, while two can only be distinguished.
 """
 
 from collections import Counter

@@ -20,6 +20,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 FSDP2_STRATEGIES: tuple[Strategy, ...] = ("fsdp2", "fsdp2_no_reshard", "hsdp")
 
+SHARDS_ROWS = FSDP2_STRATEGIES
+"""Each rank keeps rows of every tensor, padded until they divide."""
+
 ALONE: Strategy = "single"
 """One process without a group."""
 

@@ -51,7 +51,7 @@ exec 2>/dev/null
 for name; do ip netns delete "$name"; done
 """
 _REMOVE_AT_END_OF_INPUT = "read -r _" + _REMOVE
-# Where distributions keep administrators' programs, which a container's PATH may leave out.
+# Where distributions keep administrators' programs, which a container's PATH may omit.
 _ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
 
 

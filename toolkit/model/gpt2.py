@@ -41,7 +41,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         dropout = self.dropout if self.training else 0.0
-        # One position after others sees all of them; no mask says so.
+        # One position after others sees all of them; no mask is needed.
         is_causal = k.shape[2] == T
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))

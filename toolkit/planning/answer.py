@@ -159,7 +159,7 @@ def find_answer(search: Search, cluster: Cluster) -> Answer:
     change that.
 
     Raises:
-        UsageError: none can be timed; the message says why.
+        UsageError: none can be timed; the message gives the reason.
     """
     rows: list[PlanRow] = []
     skipped: dict[str, None] = {}

@@ -36,7 +36,7 @@ class ClusterFile(Section):
     machines: int | None = Field(default=None, ge=1, le=1_000_000)
     """How many machines there are; `--gpus` takes another number of them."""
     within: NonEmpty | None = None
-    """Bus bandwidth of a ring inside a machine; the GPU's own where it is left out."""
+    """Bus bandwidth of a ring inside a machine; the GPU's own where not given."""
     between: NonEmpty | None = None
     """Rate of a machine's link to the others, in each direction."""
     price_per_gpu_hour: float | None = Field(default=None, ge=0.0)

@@ -1,7 +1,7 @@
 """The largest micro-batch that fits, from few walks.
 
 With as many micro-steps walked, each tensor of a step has a fixed part and one that grows with the
-micro-batch. Two walks separate them for every moment of the step, and so tell the peak of any other
+micro-batch. Two walks separate them for every moment of the step, and so give the peak of any other
 micro-batch; the one that is chosen is walked itself, and compared.
 """
 

@@ -97,7 +97,7 @@ def _other_mode(answer: Answer, best: PlanRow) -> PlanRow | None:
 
 
 def _against_mode(best: PlanRow, other: PlanRow) -> str:
-    """Say what a mode reduces and holds, and what the other one takes."""
+    """State what a mode reduces and holds, and what the other one takes."""
     ours, theirs = (reduced_bytes(row.candidate.program) for row in (best, other))
     more = best.peak - other.peak
     memory = f"{with_unit(abs(more))} {'more' if more > 0 else 'less'}" if more else "as much"

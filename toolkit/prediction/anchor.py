@@ -1,4 +1,4 @@
-"""One measured step as an anchor: it scales computation, and says which part it changed."""
+"""One measured step as an anchor: it scales computation, and names which part it changed."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from toolkit.program.readers.seconds import Network
 FACTORS = (1 / 64, 64.0)
 """Between which computation is scaled; what lies beyond is another machine."""
 HALVINGS = 50
-"""Of the interval of factors, after which it is narrower than a float tells apart."""
+"""Of the interval of factors, after which it is narrower than a float distinguishes."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Anchor:
     """A measured step and what makes the model give it.
 
     Attributes:
-        factor: by which computation takes longer than its costs say.
+        factor: by which computation takes longer than its costs.
         measured_s: the step.
         predicted_s: the same step without the anchor.
         computed_s: of the measured step, what is not exposed communication.
@@ -39,7 +39,7 @@ class Anchor:
         step = f"{1e3 * self.predicted_s:,.0f} ms predicted, {1e3 * self.measured_s:,.0f} measured"
         return (
             f"anchor: {step}; computation ({self.computed_s / self.measured_s:.0%} of the step) "
-            f"takes {self.factor:.2f} x what the calibration says; links are as they were"
+            f"takes {self.factor:.2f} x the calibrated time; links are as they were"
         )
 
 
@@ -48,7 +48,7 @@ def anchor(program: Program, costs: Costs, network: Network, measured_s: float) 
 
     Args:
         program: the measured step's.
-        costs: of the device, as calibrated, or as its data sheet says.
+        costs: of the device, as calibrated, or as on its data sheet.
         network: its links, which the anchor leaves as they are.
         measured_s: seconds of the step.
 

@@ -27,7 +27,7 @@ from toolkit.program.settings import StepSettings
 
 
 class NotCalibrated(UsageError):
-    """No calibration covers this step on this machine; the message says what is missing."""
+    """No calibration covers this step on this machine; the message names what is missing."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def measure_collective(kind: EngineKind, device: torch.device) -> list[dict[str,
 def measure_payload(kind: EngineKind, size: int, device: torch.device) -> dict[str, Any]:
     """Return one point, in the fields of `Point`."""
     call = build_call(kind, size, device)
-    # The first call of a payload sets up buffers, and its time says how many fit.
+    # The first call of a payload sets up buffers, and its time shows how many fit.
     calls = CALLS_PER_SAMPLE[device.type]
     timed(call, calls=calls, device=device)
     first_s, _ = timed(call, calls=calls, device=device)

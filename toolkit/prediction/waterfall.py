@@ -17,7 +17,7 @@ NAMES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Part:
-    """One line; seconds of a step, None where they are not known or not told apart."""
+    """One line; seconds of a step, None where they are not known or in another line."""
 
     name: str
     predicted_s: float | None
@@ -38,7 +38,7 @@ def waterfall(
         calibration: of its machine; None predicts nothing.
         step_s: measured.
         measured: seconds of `passes`, `optimizer`, `waiting` and `loop` on one rank; those of a GPU
-            are not told apart.
+            are not distinguished.
     """
     found = measured or {}
     parts = list(_predicted(program, calibration)) if calibration else []

@@ -143,7 +143,7 @@ class BlockWalk:
             self.program.free("activations", mask)
 
     def _linear(self, module: str, layer: int, inputs: int, outputs: int, *, cast: bool) -> None:
-        """Inputs and outputs in multiples of d; `cast` says the input comes in fp32."""
+        """Inputs and outputs in multiples of d; `cast`: the input comes in fp32."""
         self.engine.enter(module, layer, backward=False)
         if self.casts:
             weight, bias = self.c * inputs * outputs * self.d**2, self.c * outputs * self.d

@@ -173,14 +173,16 @@ def settings_of_run(
         # PyTorch's flash kernel for CPU has no dropout; attention falls back to plain products.
         attention="math" if device == "cpu" and config.model.dropout else "flash",
     )
-    if not isinstance(asked, Budget):
-        return settings
-    if asked.bytes is None:
+    return _spend(settings, asked) if isinstance(asked, Budget) else settings
+
+
+def _spend(settings: StepSettings, budget: Budget) -> StepSettings:
+    if budget.bytes is None:
         raise UsageError(
-            f"accumulation: {asked} depends on the device that a run starts on; give "
+            f"accumulation: {budget} depends on the device that a run starts on; give "
             "accumulation a mode, or units to hold"
         )
     from toolkit.program.budget import spend
 
-    check_possible(strategy, asked)
-    return replace(settings, accumulation=spend(settings, asked.bytes))
+    check_possible(settings.strategy, budget)
+    return replace(settings, accumulation=spend(settings, budget.bytes))

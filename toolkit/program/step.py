@@ -70,7 +70,7 @@ def build_engine_walk(settings: StepSettings, program: Program) -> EngineWalk:
     if strategy == "zero1" and precision == "bf16":
         walk = Zero1Bf16Walk
     in_place = is_reduced_in_place(strategy, settings.accumulation, precision)
-    # With its state on the host, DeepSpeed goes through the bucket whatever it is told.
+    # With its state on the host, DeepSpeed goes through the bucket whatever the setting.
     if in_place and not settings.offload_optimizer:
         walk = InPlaceWalk
     return walk(settings, program)

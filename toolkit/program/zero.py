@@ -17,7 +17,7 @@ gradients are host memory.
 Stages 1 and 2 wait for every reduction, since `overlap_comm` is off, and for the gathers after the
 update: one for each of the optimizer's groups, what decays and what does not, each padded to a
 multiple of twice the ranks (`nccl_start_alignment_factor`). Both are of all ranks: DeepSpeed
-all-reduces whole buckets and keeps its part, whatever its configuration says.
+all-reduces whole buckets and keeps its part, whatever its configuration.
 """
 
 from toolkit.engines.deepspeed_config import zero_optimization

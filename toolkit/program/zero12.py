@@ -73,7 +73,7 @@ class Zero12Walk(ReplicatedParametersWalk):
     micro-step that reduces, and then added to those of the micro-steps before.
 
     Where all matrices are larger than the bucket, as in blocks wider than 7,900, a run of 4 ranks
-    took 1.0 % (bf16) and 1.5 % (fp32) more than this says, coalesced 7.0 % less.
+    took 1.0 % (bf16) and 1.5 % (fp32) more than this, coalesced 7.0 % less.
 
     Coalesced in fp32, the whole window's 4 P wait, then take this way tensor by tensor, first all
     matrices and of them first the token embedding.
@@ -181,7 +181,7 @@ class Zero12Walk(ReplicatedParametersWalk):
         if alone:
             at_once = min(elements, (self.bucket // self.part + 1) * self.part)
         width = self.held if alone else self.staged
-        # In low precision even one rank's tensors are told apart.
+        # In low precision even one rank's tensors are kept separate.
         is_flattened = at_once > self.part or (self.c == 2 and not alone)
         return at_once * ((width if is_flattened else 0) + (4 if width == 2 else 0))
 

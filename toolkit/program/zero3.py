@@ -8,7 +8,7 @@ from toolkit.program.zero3_prefetch import Coordinator
 
 
 class Zero3Walk(ZeroWalk):
-    """Stage 3: what is gathered ahead and given back is `zero3_prefetch`'s to say."""
+    """Stage 3: what is gathered ahead and given back is decided in `zero3_prefetch`."""
 
     def __init__(self, settings: StepSettings, program: Program) -> None:
         super().__init__(settings, program)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from toolkit.memory.hardware import GIB
 from toolkit.runs.record import RunRecord
 
-# Where a run is kept says nothing about it.
+# Where a run is kept is no difference.
 _SILENT = ("output_dir", "run_name")
 _LAUNCH = ("strategy", "world_size", "replicas", "precision")
 _LEARNED = ("loss", "grad_norm")

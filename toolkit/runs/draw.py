@@ -9,7 +9,7 @@ from toolkit.errors import UsageError
 from toolkit.runs.curves import AXES, PANELS, Curve, Panel, curves_of
 from toolkit.runs.record import Axis, RunRecord
 
-# Okabe and Ito's palette, whose colours people with any colour vision can tell apart.
+# Okabe and Ito's palette, whose colours people with any colour vision can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _COLUMNS = 2
 _PAGE = ".html"

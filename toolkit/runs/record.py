@@ -1,4 +1,4 @@
-"""A run as its folder tells it, while it trains or afterwards."""
+"""A run as its folder shows it, while it trains or afterwards."""
 
 import fcntl
 import os

@@ -25,7 +25,7 @@ def summarise(path: Path, overrides: Sequence[str] = ()) -> list[str]:
 
     The run is given as to `find_run`.
 
-    Another line says how the last start ended, where it changed nothing of the run.
+    Another line reports how the last start ended, where it changed nothing of the run.
 
     Raises:
         UsageError: the run has not been started, or has no step yet.

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from toolkit.config import RunConfig
 from toolkit.engines.launched import Launched
 from toolkit.engines.mixture import Budget
-from toolkit.engines.strategies import FSDP2_STRATEGIES
+from toolkit.engines.strategies import SUPPORT
 from toolkit.errors import UsageError
 from toolkit.memory.hardware import Gpu, find_gpu, with_unit
 from toolkit.prediction.calibration import Here, NotCalibrated, find_calibration
@@ -55,7 +55,7 @@ def spend_budget(config: RunConfig, launched: Launched) -> tuple[RunConfig, list
 def _bought(settings: StepSettings, clock: Clock | None) -> str:
     """Return what a step holds, sends and takes, beside `sharded` where that is a choice."""
     steps = {"": settings}
-    if settings.strategy in FSDP2_STRATEGIES:
+    if SUPPORT[settings.strategy]["sharded"].possible:
         steps[" (sharded {})"] = replace(settings, accumulation="sharded")
     programs = {template: write_step(step) for template, step in steps.items()}
     figures = {
@@ -97,7 +97,7 @@ def _find_clock(settings: StepSettings, gpu: Gpu | None) -> Clock:
     """Return what predicts a step with any accumulation, on a CPU where it was measured.
 
     Raises:
-        NotCalibrated: nothing does; the message says what is missing.
+        NotCalibrated: nothing does; the message names what is missing.
     """
     per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpu is None:

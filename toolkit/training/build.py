@@ -89,13 +89,6 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
     )
     for fact in check_effective(engine, precision=config.precision, tied=TIED):
         facts.append(f"{fact.name}: {fact.describe()}")
-    settings = settings_of_run(
-        config,
-        launched.strategy,
-        world_size=launched.world_size,
-        replicas=launched.replicas,
-        device="cuda" if device.type == "cuda" else "cpu",
-    )
     return Run(
         config,
         plan,
@@ -104,9 +97,20 @@ def build_run(config: RunConfig, launched: Launched, folder: Path) -> Run:
         data["data.train"],
         engine,
         facts,
-        read_reductions(write_step(settings)),
+        _reductions(config, launched, device),
         differing,
     )
+
+
+def _reductions(config: RunConfig, launched: Launched, device: torch.device) -> Reductions:
+    settings = settings_of_run(
+        config,
+        launched.strategy,
+        world_size=launched.world_size,
+        replicas=launched.replicas,
+        device="cuda" if device.type == "cuda" else "cpu",
+    )
+    return read_reductions(write_step(settings))
 
 
 def _fingerprints(batches: GlobalBatches, val: TokenDataset | None) -> dict[str, dict[str, Any]]:

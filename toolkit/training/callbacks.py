@@ -51,37 +51,37 @@ def build_loop(
     store = CheckpointStore(folder / "checkpoints")
     copies = _peer_copies(run, folder, store, log)
     progress = resume(run, store, log, strict=strict)
-    step = progress.step
-    first = run.engine.rank == 0
-    memory = MemoryPeak(run.engine.device, folder if first else None, log, estimate=estimate)
+    memory = _memory_peak(run, folder, log, estimate)
     health = Health(run.config.training)
     times = StepTimes(run, log)
-    report = RunReport(run, folder, log, memory=memory, times=times, last_step=step)
-    saving = Saving(run, store, log, saved_step=step)
+    report = RunReport(run, folder, log, memory=memory, times=times, last_step=progress.step)
+    saving = Saving(run, store, log, saved_step=progress.step)
     validation = Validation(run, report, stop)
-    return Loop(
-        run,
-        progress,
-        [
-            FirstStepCheck(run),
-            memory,
-            times,
-            Profile(folder / "profile", run.engine, run.config.training.profile, log),
-            Record(folder, run.engine, run.config.training.record, log),
-            health,
-            report,
-            RollBack(run, saving, health, report, log),
-            Stragglers(run.engine, log),
-            ReplicaCheck(run),
-            # Before the evaluation, which may take long, and in which the run may be killed.
-            saving,
-            *copies,
-            # After the state is saved; where an evaluation is still due, the next start does it.
-            Preemption(run.config.training, stop, validation),
-            validation,
-            *others,
-        ],
-    ), report
+    callbacks = [
+        FirstStepCheck(run),
+        memory,
+        times,
+        Profile(folder / "profile", run.engine, run.config.training.profile, log),
+        Record(folder, run.engine, run.config.training.record, log),
+        health,
+        report,
+        RollBack(run, saving, health, report, log),
+        Stragglers(run.engine, log),
+        ReplicaCheck(run),
+        # Before the evaluation, which may take long, and in which the run may be killed.
+        saving,
+        *copies,
+        # After the state is saved; where an evaluation is still due, the next start does it.
+        Preemption(run.config.training, stop, validation),
+        validation,
+        *others,
+    ]
+    return Loop(run, progress, callbacks), report
+
+
+def _memory_peak(run: Run, folder: Path, log: Log, estimate: Peak) -> MemoryPeak:
+    first = run.engine.rank == 0
+    return MemoryPeak(run.engine.device, folder if first else None, log, estimate=estimate)
 
 
 def _peer_copies(run: Run, folder: Path, store: CheckpointStore, log: Log) -> list[Callback]:

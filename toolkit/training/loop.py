@@ -39,7 +39,7 @@ class Loop:
 
         Raises:
             NonFiniteError: fp16 overflows at any loss scale.
-            ToolkitError: what a callback raised; each says in its file when it does.
+            ToolkitError: what a callback raised; each documents when it does.
         """
         config, progress = self.run.config, self.progress
         with self._from_start_to_end():

@@ -40,7 +40,7 @@ class MetricsLog:
         """Append one object; it is on its way to the file when this returns.
 
         Raises:
-            SaveError: it cannot be written, say for a full disk.
+            SaveError: it cannot be written, for instance on a full disk.
         """
         try:
             if not self._has_begun:

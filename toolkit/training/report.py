@@ -18,7 +18,7 @@ from toolkit.training.summary import Summary
 from toolkit.training.trackers import log_sample
 
 _RECENT = 100
-"""Steps whose speed tells how long the others will take."""
+"""Steps whose speed predicts how long the others will take."""
 
 
 def line_of(run: Run) -> TrainLine:

@@ -33,7 +33,7 @@ class StepTimes(Callback):
     Attributes:
         step_s: median seconds of a step; None before one was measured.
         parts: median seconds of `PARTS` on this rank; None on a GPU.
-        predicted_s: what the calibration of this machine says; None where none covers it.
+        predicted_s: by the calibration of this machine; None where none covers it.
     """
 
     def __init__(self, run: Run, log: Log) -> None:

@@ -36,8 +36,8 @@ class Stragglers(Callback):
     """Compares the ranks of a run every `EVERY` steps.
 
     Within forward and backward ranks wait for each other inside the engine, where a slow one cannot
-    be told from one that waits; there the product of matrices stands in. On a GPU the host does not
-    wait for a reduction, so the product is all there is to see.
+    be distinguished from one that waits; there the product of matrices stands in. On a GPU the host
+    does not wait for a reduction, so the product is all there is to see.
     """
 
     def __init__(self, engine: Engine, log: Log) -> None:

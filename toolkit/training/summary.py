@@ -23,7 +23,7 @@ class Summary:
         parameters: of the model.
         step_s: median seconds of this start's steps but the first ones.
         step_parts_s: of which both passes, the optimizer, waiting and the loop, on rank 0.
-        predicted_step_s: what the machine's calibration says; None where none covers it.
+        predicted_step_s: by the machine's calibration; None where none covers it.
     """
 
     exit: int = 0

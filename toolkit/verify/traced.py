@@ -2,10 +2,10 @@
 
 Model, optimizer, engine and `train_step` are those of a run; a fake process group answers for the
 other ranks, so that a model of any size is traced on a host without a GPU in seconds. PyTorch's own
-memory trackers (`torch.distributed._tools`, private) count the storages of
-every operator's results. They see no kernel's scratch, do not tell the loss from activations, which
-it is filed under, and do not say when in the step the peak is. DDP's reducer and DeepSpeed need
-data; `benchmarks/memory` measures them with real tensors instead.
+memory trackers (`torch.distributed._tools`, private) count the storages of every operator's
+results. They see no kernel's scratch, file the loss under activations, and do not show when in the
+step the peak is. DDP's reducer and DeepSpeed need data; `benchmarks/memory` measures them with real
+tensors instead.
 
 The step is traced on the CPU's operators; a GPU's attention and fused kernels keep the same.
 """
@@ -25,7 +25,7 @@ from toolkit.engines.engine import Engine
 from toolkit.engines.fsdp2 import Fsdp2Engine
 from toolkit.engines.launched import Launched
 from toolkit.engines.replicated import ReplicatedEngine
-from toolkit.engines.strategies import FSDP2_STRATEGIES, Precision, frees_after_forward
+from toolkit.engines.strategies import ALONE, Precision, frees_after_forward
 from toolkit.engines.torch_internals import (
     FakeTensorMode,
     TorchDispatchMode,
@@ -59,7 +59,7 @@ def trace_row(settings: StepSettings, begin_step: Callable[[int], None] = lambda
         settings: what is traced.
         begin_step: called with 1 and 2 as the steps begin; a large model takes minutes.
     """
-    sharded = settings.strategy in FSDP2_STRATEGIES
+    sharded = settings.strategy != ALONE
     if sharded:
         dist.init_process_group("fake", rank=0, world_size=settings.world_size, store=fake_store())
     try:

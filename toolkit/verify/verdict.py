@@ -78,7 +78,7 @@ class Verdict:
             "limits": self.limits,
             "torch_norm_max_rel": self.torch_norm_max_rel,
             "collectives": {kind: vars(seen) for kind, seen in self.outcome.traffic.items()},
-            "expected_collectives": {kind: vars(said) for kind, said in self.expected.items()},
+            "expected_collectives": {kind: vars(count) for kind, count in self.expected.items()},
             "held_gradient_bytes": self.outcome.held_gradient_bytes,
             "expected_held_gradient_bytes": self.expected_held_gradient_bytes,
             "replica_groups": self.outcome.replica_groups,
@@ -169,7 +169,7 @@ def _numeric_problems(
 def traffic_problems(
     traffic: Mapping[Kind, Traffic], expected: Mapping[Kind, Traffic]
 ) -> Iterator[str]:
-    """Yield a sentence for each count of collectives that is not what the program says."""
+    """Yield a sentence for each count of collectives that is not the program's."""
     for kind, seen in traffic.items():
         should = expected[kind]
         if seen.bytes != should.bytes:

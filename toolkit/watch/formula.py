@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from toolkit.engines.strategies import COPIES, FSDP2_STRATEGIES
+from toolkit.engines.strategies import COPIES, SHARDS_ROWS
 from toolkit.model.tensors import Tensor, block_tensors, model_tensors, root_tensors
 from toolkit.program.fsdp2_unit import UnitSizes
 from toolkit.program.settings import StepSettings
@@ -39,7 +39,7 @@ def _known(settings: StepSettings) -> Iterator[tuple[int, str]]:
     for text, tensors in units.items():
         unit = UnitSizes.of(tensors, shards)
         yield unit.elements, text
-        if settings.strategy in FSDP2_STRATEGIES:
+        if settings.strategy in SHARDS_ROWS:
             yield unit.gathered, f"{text}, each tensor's rows padded to a multiple of {shards}"
             yield unit.shard, f"1/{shards} of {text}, padded"
     for is_matrix, name in ((True, "all matrices"), (False, "all biases and norms")):

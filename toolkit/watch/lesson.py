@@ -83,7 +83,7 @@ class Case:
         return _halves(self.samples, self.weights, seed=1 + batch)[slots]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the page says of the recording."""
+        """Return the page's sentences on the recording."""
         return {**asdict(self), "lr": LR}
 
 

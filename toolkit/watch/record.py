@@ -13,7 +13,7 @@ from toolkit.watch.lesson import Case
 
 
 def record_cases(cases: Sequence[Case], *, timeout_s: float) -> list[dict[str, Any]]:
-    """Do what the cases say in real processes; return the recordings in the same order.
+    """Do what the cases describe in real processes; return the recordings in the same order.
 
     Raises:
         ProcessError: a process failed.

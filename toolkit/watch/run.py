@@ -1,4 +1,4 @@
-"""A recorded run as the page's data: what was measured, beside what the step's program says."""
+"""A recorded run as the page's data: measured figures beside those of the step's program."""
 
 import json
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""What a step's program says: its highest point, its traffic, what it holds, its seconds."""
+"""Of a step's program: its highest point, its traffic, what it holds, its seconds."""
