@@ -67,6 +67,20 @@ def test_a_module_without_arguments_is_wrong_usage(module: str) -> None:
     assert "usage: " in (done.stdout + done.stderr).lower()
 
 
+def test_the_shell_completes_verbs_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        env = {**os.environ, **asked, "_TOOLKIT_COMPLETE": "complete_bash", "PYTHONPATH": str(ROOT)}
+        program = "import sys; sys.argv = ['toolkit']; from toolkit.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert completed("toolkit", "gen") == ["generate"]
+    assert completed("toolkit", "data", "prepare", "--skip") == ["--skip-bad"]
+
+
 class Ran:
     """What the installed program printed and returned."""
 
@@ -98,7 +112,8 @@ def test_the_version_is_printed(toolkit_program: Ran) -> None:
     [
         (["trian"], "no such command 'trian'. Did you mean 'train'?"),
         (["generate"], "missing argument 'RUN'."),
-        (["generate", "a", "--tokens", "0"], "invalid value for '--tokens': Input should be "),
+        (["generate", "a", "--tokens", "0"], "--tokens must be greater than or equal to 1"),
+        (["generate", "a", "--tokens", "few"], "--tokens must be a valid integer"),
         (["plot", "a", "--by", "day"], "invalid value for '--by': 'day' is not one of 'step', "),
         (["runs", "--nope"], "no such option: --nope"),
         (["data", "prepare", "a", "--out"], "option '--out' requires an argument."),

@@ -1,5 +1,6 @@
 """The `toolkit` command: its verbs, and exit codes for errors."""
 
+import re
 import sys
 from typing import Annotated, Any
 
@@ -31,6 +32,8 @@ from toolkit.standard_output import checked_stdout
 
 # The root of those that Typer raises for wrong words, of which it exports but this kind.
 _WrongWords: Any = typer.BadParameter.__bases__[0]
+
+_JUDGED_VALUE = re.compile(r"invalid value for '(.+?)': Input should be ([^,]+).*")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,6 +79,12 @@ def common(
     """One GPT-2 training run, from one process to many, learning the same thing each time."""
 
 
+def _plain(sentence: str) -> str:
+    """Return Typer's sentence without the words of pydantic, which judges values for it."""
+    sentence = sentence.replace(": Value error, ", ": ")
+    return _JUDGED_VALUE.sub(r"\1 must be \2", sentence)
+
+
 def main() -> None:
     """Run the command; an error a person can cause is one sentence and an exit code."""
     try:
@@ -88,9 +97,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except _WrongWords as error:
         if sentence := error.format_message():  # there is none beside the help of a group
-            # Typer has a choice judged by pydantic, which puts its own class in front.
-            sentence = sentence.replace(": Value error, ", ": ")
-            typer.echo(f"error: {sentence[0].lower()}{sentence[1:]}", err=True)
+            typer.echo(f"error: {_plain(sentence[0].lower() + sentence[1:])}", err=True)
         sys.exit(error.exit_code)
 
 

@@ -36,6 +36,11 @@ def test_every_key_has_a_description():
     assert list(undescribed(RunConfig)) == []
 
 
+@pytest.mark.parametrize("key", ["eval_every", "peer_copy_every", "check_replicas_every"])
+def test_never_is_an_interval(load, key):
+    assert getattr(load(f"training: {{{key}: never}}").training, key) == 0
+
+
 def test_an_empty_file_is_a_complete_run(load):
     config = load("")
     assert config.model.preset == "gpt2"

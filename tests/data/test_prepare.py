@@ -7,7 +7,9 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from toolkit.cli import app
 from toolkit.data import prepare as module
 from toolkit.data import survey as survey_module
 from toolkit.data.index import read_index
@@ -261,3 +263,21 @@ def group_is_there(group):
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize("words", [["--shard-tokens", "0"], ["--processes", "0"]])
+def test_numbers_below_one_are_refused_before_anything_is_written(texts, tmp_path, words):
+    out = tmp_path / "new" / "out"
+    done = CliRunner().invoke(app, ["data", "prepare", str(texts), "--out", str(out), *words])
+    assert done.exit_code == 2
+    with pytest.raises(UsageError, match="got shard_tokens 0"):
+        prepare([texts], out, shard_tokens=0)
+    assert not out.exists()
+
+
+def test_a_bad_document_names_the_option_that_skips_it(tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff")
+    words = ["data", "prepare", str(bad), "--out", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match=r"byte 0: not UTF-8; --skip-bad skips such documents$"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -28,7 +28,7 @@ def test_a_documents_hash_decides_its_side(tmp_path: Path) -> None:
     train, val = (document_hashes(tmp_path / "out" / side) for side in ("train", "val"))
     assert len(train) + len(val) == 400
     assert 70 < len(val) < 130
-    assert describe_shared([tmp_path / "out" / side for side in ("train", "val")]) == []
+    assert describe_shared({side: tmp_path / "out" / side for side in ("train", "val")}) == []
     # In another order, beside other documents and twice.
     more = write(tmp_path / "b.jsonl", [*reversed(texts), "Another.", *texts])
     prepare_split([more], tmp_path / "more", val_fraction=0.25)
@@ -87,8 +87,8 @@ def test_documents_of_shards_without_an_index_are_compared(tmp_path: Path) -> No
     write_llmc(tmp_path / "a" / "a.bin", [end, 1, 2, end, 3])
     write_llmc(tmp_path / "b" / "b.bin", [3, end, 4, end])
     assert len(document_hashes(tmp_path / "b")) == 2
-    assert describe_shared([tmp_path / "a", tmp_path / "b"]) == [
-        f"1 of the 2 documents of {tmp_path / 'b'} are also in {tmp_path / 'a'}"
+    assert describe_shared({name: tmp_path / name for name in ("a", "b")}) == [
+        "1 of the 2 documents of b are also in a"
     ]
 
 

@@ -123,6 +123,13 @@ def test_what_cannot_be_evaluated_is_one_sentence(run: Path, words: list[str], s
         CliRunner().invoke(app, ["eval", str(run), *words], catch_exceptions=False)
 
 
+def test_a_bad_text_is_one_sentence_without_options_of_others(run: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"byte 0: not UTF-8$"):
+        CliRunner().invoke(app, ["eval", str(run), "--data", str(bad)], catch_exceptions=False)
+
+
 def test_a_damaged_checkpoint_is_not_evaluated(run: Path) -> None:
     part = next(run.glob("checkpoints/*/rank_*.safetensors"))
     data = bytearray(part.read_bytes())

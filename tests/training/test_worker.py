@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.data.shard_files import write_llmc
 from tests.training.runs import folder_of, summary
+from toolkit.data.vocabulary import END_OF_TEXT
 from toolkit.engines import process_group
 from toolkit.errors import NonFiniteError, Preempted, ToolkitError, UntrustedError
 from toolkit.training import memory, worker
@@ -118,6 +120,20 @@ def test_verbose_shows_each_check_and_quiet_nothing_but_warnings(
     assert worker.main(["--config", str(run_file), "run_name=b", "--quiet"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("warning: the estimate")
+
+
+def test_documents_that_are_trained_and_validated_on_are_reported(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_llmc(tmp_path / "a" / "a.bin", [END_OF_TEXT, *range(600), END_OF_TEXT, 1, 2])
+    write_llmc(tmp_path / "b" / "b.bin", [END_OF_TEXT, 1, 2, END_OF_TEXT, *range(100)])
+    words = ["--config", str(run_file), "--quiet", "training.steps=1", "model.vocab_size=50304"]
+    train, val = f"data.train={tmp_path / 'a'}", f"data.val={tmp_path / 'b'}"
+    assert worker.main([*words, train, val]) == 0
+    shared = "warning: 1 of the 2 documents of data.val are also in data.train"
+    assert capsys.readouterr().out.splitlines() == [shared]
+    assert worker.main([*words, "run_name=b", "training.eval_every=never"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_log_every_thins_the_console_and_no_record(

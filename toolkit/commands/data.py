@@ -44,9 +44,11 @@ def prepare(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip bad documents and count them.")
     ] = False,
-    shard_tokens: Annotated[int, typer.Option(help="Tokens per shard.")] = 100_000_000,
+    shard_tokens: Annotated[
+        int, typer.Option(help="Tokens per shard.", min=1, max=2**31 - 1)
+    ] = 100_000_000,
     processes: Annotated[
-        int | None, typer.Option(help="Processes that tokenise.", show_default="all cores")
+        int | None, typer.Option(help="Processes that tokenise.", min=1, show_default="all cores")
     ] = None,
 ) -> None:
     """Turn text, JSON-lines, CSV, Parquet, .gz and .zst of these, or datasets into token shards.
@@ -56,6 +58,8 @@ def prepare(
     from toolkit.data.encode import Encoding
     from toolkit.data.prepare import prepare as prepare_all
     from toolkit.data.prepare_split import prepare_split
+    from toolkit.data.survey import SkippableError
+    from toolkit.errors import UsageError
 
     settings: dict[str, Any] = {
         "skip_bad": skip_bad,
@@ -64,13 +68,16 @@ def prepare(
         "encoding": Encoding(tokenizer, field),
         "extensions": ext.split(",") if ext else (),
     }
-    if val_fraction == 0 and near_duplicates == "keep":
-        typer.echo(prepare_all(inputs, out, **settings).summary)
-    else:
-        split = prepare_split(
-            inputs, out, val_fraction=val_fraction, near_duplicates=near_duplicates, **settings
-        )
-        typer.echo(split.summary)
+    try:
+        if val_fraction == 0 and near_duplicates == "keep":
+            typer.echo(prepare_all(inputs, out, **settings).summary)
+        else:
+            split = prepare_split(
+                inputs, out, val_fraction=val_fraction, near_duplicates=near_duplicates, **settings
+            )
+            typer.echo(split.summary)
+    except SkippableError as error:
+        raise UsageError(f"{error}; --skip-bad skips such documents") from None
 
 
 @data.command()
@@ -88,8 +95,9 @@ def verify(
 
     for folder in folders:
         typer.echo(verify_shards(folder).summary)
-    for line in describe_shared(folders) if len(folders) > 1 else []:
-        typer.echo(line)
+    if len(folders) > 1:
+        for line in describe_shared({str(folder): folder for folder in folders}):
+            typer.echo(line)
 
 
 @data.command()

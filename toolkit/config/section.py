@@ -39,6 +39,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 NamedPath = Annotated[NonEmpty, AfterValidator(_expanded)]
 Paths = Annotated[tuple[NamedPath, ...], BeforeValidator(as_texts)]
 Steps = Annotated[int, Field(ge=0, le=MAX_STEPS)]
+Interval = Annotated[Steps, BeforeValidator(lambda value: 0 if value == "never" else value)]
 
 
 class Section(BaseModel):

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.problems import OF_THE_KEY, describe_value
-from toolkit.config.section import MAX_STEPS, Section, Steps, as_texts, as_tuple
+from toolkit.config.section import MAX_STEPS, Interval, Section, Steps, as_texts, as_tuple
 
 # TensorBoard makes a folder of it, and W&B refuses most other characters.
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -33,18 +33,19 @@ class TrainingConfig(Section):
     """End early after this step and leave the schedule as it is."""
     log_every: int = Field(default=1, ge=1, le=MAX_STEPS)
     """Steps between lines on the console; metrics.jsonl has every step."""
-    eval_every: Steps = 0
-    """Steps between evaluations; 0 never evaluates."""
+    eval_every: Interval = 0
+    """Steps between evaluations; 0 or `never` for none."""
     eval_sequences: int | None = Field(default=None, ge=1)
     """Validation sequences per evaluation; by default all of data.val."""
     sample_tokens: Steps = 0
     """Tokens of sample text to write with each evaluation; 0 writes none."""
     checkpoint_every: int | Literal["never"] = 250
     """Steps between checkpoints; 0 saves only the last state, `never` not even that."""
-    peer_copy_every: Steps = 0
-    """Steps between copies of the state to the memory of another machine; 0 makes none."""
-    check_replicas_every: Steps = 100
-    """Steps between comparisons of the ranks that must hold the same bits; 0 never compares."""
+    peer_copy_every: Interval = 0
+    """Steps between copies of the state to the memory of another machine; 0 or `never` for none."""
+    check_replicas_every: Interval = 100
+    """Steps between comparisons of the ranks that must hold the same bits; 0 or `never` for none.
+    """
     keep_last: int = Field(default=3, ge=1)
     """Checkpoints to keep; older ones are deleted once a newer one is complete."""
     async_save: bool = False

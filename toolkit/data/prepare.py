@@ -117,8 +117,9 @@ def prepare_files(
             shards=(),
             sources=tuple(found.source for found in surveys),
         )
+        writer = ShardWriter(folder, shard_tokens=shard_tokens, vocabulary_size=tokenizer.size)
         with claim_output_folder(folder, wanted) as earlier:
-            index = earlier or _write(folder, wanted, surveys, executor, processes, encoding)
+            index = earlier or _write(writer, wanted, surveys, executor, processes, encoding)
     return PreparedData(folder, index, earlier is not None, ignored, problem)
 
 
@@ -133,15 +134,16 @@ def _survey(
 
 
 def _write(
-    folder: Path,
+    writer: ShardWriter,
     wanted: Index,
     surveys: list[Survey],
     executor: Executor,
     processes: int,
     encoding: Encoding,
 ) -> Index:
+    folder = writer.folder
     try:
-        shards = _write_shards(folder, wanted, surveys, executor, processes, encoding)
+        shards = _write_shards(writer, surveys, executor, processes, encoding)
         _keep_tokenizer(folder, encoding.tokenizer)
         index = Index(
             vocabulary=wanted.vocabulary,
@@ -156,16 +158,12 @@ def _write(
 
 
 def _write_shards(
-    folder: Path,
-    wanted: Index,
+    writer: ShardWriter,
     surveys: list[Survey],
     executor: Executor,
     processes: int,
     encoding: Encoding,
 ) -> tuple[ShardEntry, ...]:
-    writer = ShardWriter(
-        folder, shard_tokens=wanted.shard_tokens, vocabulary_size=wanted.vocabulary.size
-    )
     parts = [part for found in surveys for part in found.slices]
     with _progress(sum(part.bytes for part in parts)) as progress:
         for size, tokens in encode_in_order(executor, parts, encoding, ahead=4 * processes):

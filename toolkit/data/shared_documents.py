@@ -2,26 +2,29 @@
 
 import hashlib
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from toolkit.data.index import read_index
-from toolkit.data.stream import TokenStream
+from toolkit.data.stream import Sources, TokenStream
 from toolkit.data.vocabulary import END_OF_TEXT
 
 _BLOCK_TOKENS = 2**22
 _ALL_IDS = 2**32
 
 
-def document_hashes(folder: Path) -> np.ndarray:
-    """Return a 64-bit hash of each document of a folder of shards, sorted, as [n] uint64.
+def document_hashes(sources: Sources) -> np.ndarray:
+    """Return a 64-bit hash of each document of a stream of tokens, sorted, as [n] uint64.
 
     A prepared folder begins with the id that stands before each document; in any other one it is
     GPT-2's.
     """
-    stream = TokenStream(folder, vocab_size=_ALL_IDS)
-    end = int(stream.read(0, 1)[0]) if read_index(folder) else END_OF_TEXT
+    stream = TokenStream(sources, vocab_size=_ALL_IDS)
+    first = Path(sources if isinstance(sources, str | Path) else sources[0])
+    is_prepared = first.is_dir() and read_index(first) is not None
+    end = int(stream.read(0, 1)[0]) if is_prepared else END_OF_TEXT
     hashes = array("Q")
     document = hashlib.blake2b(digest_size=8)
     length = 0
@@ -41,12 +44,12 @@ def document_hashes(folder: Path) -> np.ndarray:
     return np.sort(np.array(hashes, dtype=np.uint64))
 
 
-def describe_shared(folders: list[Path]) -> list[str]:
-    """Return a sentence for each two folders that share documents."""
-    hashes = {folder: document_hashes(folder) for folder in folders}
+def describe_shared(sets: Mapping[str, Sources]) -> list[str]:
+    """Return a sentence for each two sets of shards, by their names, that share documents."""
+    hashes = {name: document_hashes(sources) for name, sources in sets.items()}
     lines = []
-    for number, first in enumerate(folders):
-        for second in folders[number + 1 :]:
+    for number, first in enumerate(sets):
+        for second in [*sets][number + 1 :]:
             shared = int(np.isin(hashes[second], hashes[first]).sum())
             if shared:
                 total = len(hashes[second])

@@ -41,6 +41,10 @@ class Slice(NamedTuple):
         return self.stop - self.start
 
 
+class SkippableError(UsageError):
+    """A bad document, which `skip_bad` would skip."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """What one file holds; `problem` is the first reason for leaving something out."""
@@ -86,7 +90,7 @@ def survey(path: Path, name: str | None = None, *, skip_bad: bool, field: str = 
         field: of a line, that is its text.
 
     Raises:
-        UsageError: a document is bad and `skip_bad` is false; names file, line and byte offset.
+        SkippableError: a document is bad and `skip_bad` is false; names file, line and byte offset.
     """
     name = str(path) if name is None else name
     found = _Findings(path, name, field, skip_bad=skip_bad)
@@ -133,7 +137,7 @@ class _Findings:
 
     def leave_out(self, problem: str) -> None:
         if not self.skip_bad:
-            raise UsageError(f"{problem}; --skip-bad leaves such documents out") from None
+            raise SkippableError(problem) from None
         self.skipped += 1
         self.problem = self.problem or problem
 

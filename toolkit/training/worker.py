@@ -157,6 +157,7 @@ def _run(start: Start, stop: StopRequest) -> None:
     """Build everything, describe it, train."""
     import torch
 
+    from toolkit.training.batches import describe_shared_data
     from toolkit.training.build import build_run
     from toolkit.training.callbacks import build_loop
     from toolkit.training.header import devices, header
@@ -173,6 +174,9 @@ def _run(start: Start, stop: StopRequest) -> None:
             start.log(line)
         for note in start.notes:
             start.log(f"note       {note}")
+        if start.rank == 0:
+            for shared in describe_shared_data(config):
+                start.log(f"warning: {shared}")
         if warning := warning_before(estimate, available_memory(run.engine.device)):
             start.log(warning)
         is_shown = start.rank == 0 and not start.options.quiet
